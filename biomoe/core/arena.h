@@ -1,0 +1,66 @@
+// Arena: one block of memory, allocated once, handed out by a moving offset.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "biomoe/core/tensor_view.h"
+
+namespace biomoe {
+
+inline constexpr size_t kArenaAlignment = 128;  // bytes; a cache-line pair, and enough for every vector load
+
+constexpr size_t align_up(size_t bytes, size_t alignment = kArenaAlignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+// Not thread-safe. Memory is page-aligned and reads as zero until written. Move-only.
+class Arena {
+ public:
+  Arena() = default;
+  // Throws Error(kFailure) with the byte count when the system refuses the memory.
+  explicit Arena(size_t capacity_bytes, const char* name = "arena");
+  ~Arena();
+  Arena(Arena&& other) noexcept;
+  Arena& operator=(Arena&& other) noexcept;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // Never allocates from the system; throws when the planned capacity is exceeded.
+  void* allocate(size_t bytes);
+  TensorView tensor(DType dtype, Shape shape);
+
+  // Scoped use: everything allocated after mark() is given back by release(mark).
+  size_t mark() const { return used_; }
+  void release(size_t mark);
+
+  // Fills what is not in use with a pattern that reads as NaN in every floating-point type, so that a value read
+  // before it is written cannot pass for a result.
+  void poison_free();
+
+  size_t capacity() const { return capacity_; }
+  size_t used() const { return used_; }
+  size_t peak() const { return peak_; }
+
+ private:
+  uint8_t* base_ = nullptr;
+  size_t capacity_ = 0;
+  size_t used_ = 0;
+  size_t peak_ = 0;
+  const char* name_ = "arena";
+};
+
+// Gives scratch memory back at the end of a scope.
+class ArenaScope {
+ public:
+  explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
+  ~ArenaScope() { arena_.release(mark_); }
+  ArenaScope(const ArenaScope&) = delete;
+  ArenaScope& operator=(const ArenaScope&) = delete;
+
+ private:
+  Arena& arena_;
+  size_t mark_;
+};
+
+}  // namespace biomoe

@@ -1,0 +1,86 @@
+#include "biomoe/core/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "biomoe/core/error.h"
+
+namespace biomoe {
+namespace {
+
+class Descriptor {
+ public:
+  Descriptor(const std::filesystem::path& path, int flags, mode_t mode = 0644) : fd_(open(path.c_str(), flags, mode)) {}
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+  int close_now() {
+    const int result = close(fd_);
+    fd_ = -1;
+    return result;
+  }
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+std::string read_file(const std::filesystem::path& path, uint64_t max_bytes) {
+  Descriptor file(path, O_RDONLY | O_CLOEXEC);
+  if (file.get() < 0) throw user_error("{}: cannot open: {}", path.string(), std::strerror(errno));
+  struct stat info{};
+  if (fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) throw user_error("{}: not a regular file", path.string());
+  const auto size = static_cast<uint64_t>(info.st_size);
+  if (size > max_bytes) throw user_error("{}: {} bytes, more than the {} expected here", path.string(), size, max_bytes);
+  std::string bytes(size, '\0');
+  uint64_t done = 0;
+  while (done < size) {
+    const ssize_t got = read(file.get(), bytes.data() + done, size - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw user_error("{}: cannot read: {}", path.string(), std::strerror(errno));
+    if (got == 0) break;
+    done += static_cast<uint64_t>(got);
+  }
+  bytes.resize(done);
+  return bytes;
+}
+
+void write_file_synced(const std::filesystem::path& path, std::string_view bytes) {
+  Descriptor file(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC);
+  if (file.get() < 0) throw failure("{}: cannot create: {}", path.string(), std::strerror(errno));
+  while (!bytes.empty()) {
+    const ssize_t put = write(file.get(), bytes.data(), bytes.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) throw failure("{}: cannot write: {}", path.string(), std::strerror(errno));
+    bytes.remove_prefix(static_cast<size_t>(put));
+  }
+  if (fsync(file.get()) != 0) throw failure("{}: cannot fsync: {}", path.string(), std::strerror(errno));
+  if (file.close_now() != 0) throw failure("{}: cannot close: {}", path.string(), std::strerror(errno));
+}
+
+void replace_file(const std::filesystem::path& path, std::string_view bytes) {
+  std::filesystem::path temporary = path;
+  temporary += ".tmp";
+  write_file_synced(temporary, bytes);
+  if (rename(temporary.c_str(), path.c_str()) != 0) {
+    throw failure("{}: cannot rename into place: {}", path.string(), std::strerror(errno));
+  }
+  sync_folder(path.has_parent_path() ? path.parent_path() : std::filesystem::path("."));
+}
+
+void sync_folder(const std::filesystem::path& folder) {
+  Descriptor directory(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory.get() < 0 || fsync(directory.get()) != 0) {
+    throw failure("{}: cannot fsync the folder: {}", folder.string(), std::strerror(errno));
+  }
+}
+
+}  // namespace biomoe

@@ -1,0 +1,34 @@
+#include "biomoe/data/batch.h"
+
+namespace biomoe {
+
+MaskCounts& MaskCounts::operator+=(const MaskCounts& other) {
+  bases += other.bases;
+  degenerate_masked += other.degenerate_masked;
+  soft_masked += other.soft_masked;
+  n_run_skipped += other.n_run_skipped;
+  reverse_complemented += other.reverse_complemented;
+  return *this;
+}
+
+void Batch::clear() {
+  tokens.clear();
+  targets.clear();
+  loss_weights.clear();
+  positions.clear();
+  cu_seqlens.clear();
+  valid_targets = 0;
+  target_weight = 0;
+  counts = {};
+}
+
+void Batch::reserve(int64_t max_tokens) {
+  const auto n = static_cast<size_t>(max_tokens);
+  tokens.reserve(n);
+  targets.reserve(n);
+  loss_weights.reserve(n);
+  positions.reserve(n);
+  cu_seqlens.reserve(n + 1);
+}
+
+}  // namespace biomoe

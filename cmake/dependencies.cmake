@@ -1,0 +1,23 @@
+# Every library the build uses, in one place; scripts/install_dependencies.sh installs the packages.
+find_package(Threads REQUIRED)
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+find_package(fmt REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(yaml-cpp REQUIRED)
+if(NOT TARGET yaml-cpp::yaml-cpp)  # yaml-cpp before 0.8 exports an un-namespaced target
+  add_library(yaml-cpp::yaml-cpp INTERFACE IMPORTED)
+  target_link_libraries(yaml-cpp::yaml-cpp INTERFACE yaml-cpp)
+endif()
+find_package(dnnl REQUIRED)
+
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(htslib REQUIRED IMPORTED_TARGET htslib)
+pkg_check_modules(zstd REQUIRED IMPORTED_TARGET libzstd)
+
+if(BIOMOE_TESTS)
+  find_package(GTest REQUIRED)
+endif()
+if(BIOMOE_BENCHMARKS)
+  find_package(benchmark REQUIRED)
+endif()
