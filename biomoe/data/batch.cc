@@ -1,5 +1,7 @@
 #include "biomoe/data/batch.h"
 
+#include <cstddef>
+
 namespace biomoe {
 
 MaskCounts& MaskCounts::operator+=(const MaskCounts& other) {
