@@ -42,8 +42,8 @@ Arena& Arena::operator=(Arena&& other) noexcept {
 
 void* Arena::allocate(size_t bytes) {
   const size_t size = align_up(bytes);
-  BM_CHECK(size <= capacity_ - used_, "{} is planned at {} bytes, {} are in use and {} more were asked for", name_,
-           capacity_, used_, size);
+  BM_CHECK(size <= capacity_ - used_, "{} is planned at {} bytes, {} are in use and {} more were asked for",
+           name_, capacity_, used_, size);
   void* start = base_ + used_;
   used_ += size;
   peak_ = std::max(peak_, used_);

@@ -34,8 +34,8 @@ class Arena {
   size_t mark() const { return used_; }
   void release(size_t mark);
 
-  // Fills what is not in use with a pattern that reads as NaN in every floating-point type, so that a value read
-  // before it is written cannot pass for a result.
+  // Fills what is not in use with a pattern that reads as NaN in every floating-point type, so that a value
+  // read before it is written cannot pass for a result.
   void poison_free();
 
   size_t capacity() const { return capacity_; }

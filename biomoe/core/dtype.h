@@ -20,7 +20,9 @@ inline uint16_t bf16_from_float(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-inline float float_from_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+inline float float_from_bf16(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
 
 // IEEE 754 binary32 <-> binary16, round to nearest even, with subnormals, infinities and NaN.
 uint16_t f16_from_float(float value);

@@ -39,10 +39,10 @@ namespace internal {
 
 }  // namespace biomoe
 
-// Always on, in every build type. Use for contracts between parts of the program; for what a user can get wrong
-// throw user_error(...) instead. BM_CHECK(condition, "format", args...)
-#define BM_CHECK(condition, ...)                                                                       \
-  do {                                                                                                 \
-    if (!(condition)) [[unlikely]]                                                                     \
-      ::biomoe::internal::check_failed(__FILE__, __LINE__, #condition, ::fmt::format(__VA_ARGS__));    \
+// Always on, in every build type. Use for contracts between parts of the program; for what a user can get
+// wrong throw user_error(...) instead. BM_CHECK(condition, "format", args...)
+#define BM_CHECK(condition, ...)                                                                    \
+  do {                                                                                              \
+    if (!(condition)) [[unlikely]]                                                                  \
+      ::biomoe::internal::check_failed(__FILE__, __LINE__, #condition, ::fmt::format(__VA_ARGS__)); \
   } while (false)

@@ -14,7 +14,8 @@ namespace {
 
 class Descriptor {
  public:
-  Descriptor(const std::filesystem::path& path, int flags, mode_t mode = 0644) : fd_(open(path.c_str(), flags, mode)) {}
+  Descriptor(const std::filesystem::path& path, int flags, mode_t mode = 0644)
+      : fd_(open(path.c_str(), flags, mode)) {}
   ~Descriptor() {
     if (fd_ >= 0) close(fd_);
   }
@@ -36,10 +37,12 @@ class Descriptor {
 std::string read_file(const std::filesystem::path& path, uint64_t max_bytes) {
   Descriptor file(path, O_RDONLY | O_CLOEXEC);
   if (file.get() < 0) throw user_error("{}: cannot open: {}", path.string(), std::strerror(errno));
-  struct stat info{};
-  if (fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) throw user_error("{}: not a regular file", path.string());
+  struct stat info {};
+  if (fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode))
+    throw user_error("{}: not a regular file", path.string());
   const auto size = static_cast<uint64_t>(info.st_size);
-  if (size > max_bytes) throw user_error("{}: {} bytes, more than the {} expected here", path.string(), size, max_bytes);
+  if (size > max_bytes)
+    throw user_error("{}: {} bytes, more than the {} expected here", path.string(), size, max_bytes);
   std::string bytes(size, '\0');
   uint64_t done = 0;
   while (done < size) {

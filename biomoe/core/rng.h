@@ -1,5 +1,6 @@
-// Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
-// A value depends on (seed, stream, counter) alone: no state to save, the same on every device and at any split.
+// Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+// SC 2011). A value depends on (seed, stream, counter) alone: no state to save, the same on every device and
+// at any split.
 #pragma once
 
 #include <array>
@@ -19,8 +20,9 @@ class Rng {
       : seed_(seed), stream_(static_cast<uint32_t>(stream)), substream_(substream) {}
 
   std::array<uint32_t, 4> bits(uint64_t counter) const {
-    return philox4x32({static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), substream_, stream_},
-                      {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
+    return philox4x32(
+        {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), substream_, stream_},
+        {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
   }
   uint64_t u64(uint64_t counter) const {
     const auto word = bits(counter);

@@ -23,13 +23,16 @@ int64_t Shape::num_elements() const {
   int64_t product = 1;
   for (int axis = 0; axis < rank_; ++axis) {
     const int64_t dim = dims_[static_cast<size_t>(axis)];
-    BM_CHECK(dim == 0 || product <= std::numeric_limits<int64_t>::max() / dim, "shape {} overflows 64 bits", str());
+    BM_CHECK(dim == 0 || product <= std::numeric_limits<int64_t>::max() / dim, "shape {} overflows 64 bits",
+             str());
     product *= dim;
   }
   return product;
 }
 
-bool Shape::operator==(const Shape& other) const { return rank_ == other.rank_ && dims_ == other.dims_; }
+bool Shape::operator==(const Shape& other) const {
+  return rank_ == other.rank_ && dims_ == other.dims_;
+}
 
 std::string Shape::str() const {
   std::string text = "[";
@@ -47,7 +50,8 @@ TensorView::TensorView(void* data_in, DType dtype_in, Shape shape_in)
 
 TensorView::TensorView(void* data_in, DType dtype_in, Shape shape_in, int64_t row_stride_in)
     : data(data_in), dtype(dtype_in), shape(shape_in), row_stride(row_stride_in) {
-  BM_CHECK(row_stride >= row_elements(), "row stride {} is below the row of shape {}", row_stride, shape.str());
+  BM_CHECK(row_stride >= row_elements(), "row stride {} is below the row of shape {}", row_stride,
+           shape.str());
 }
 
 int64_t TensorView::row_elements() const {
@@ -57,8 +61,8 @@ int64_t TensorView::row_elements() const {
 }
 
 TensorView TensorView::rows(int64_t begin, int64_t count) const {
-  BM_CHECK(begin >= 0 && count >= 0 && begin + count <= shape[0], "rows [{}, {}) of shape {}", begin, begin + count,
-           shape.str());
+  BM_CHECK(begin >= 0 && count >= 0 && begin + count <= shape[0], "rows [{}, {}) of shape {}", begin,
+           begin + count, shape.str());
   Shape part{count};
   for (int axis = 1; axis < shape.rank(); ++axis) part.push_back(shape[axis]);
   auto* start = static_cast<uint8_t*>(data) + static_cast<size_t>(begin * row_stride) * dtype_size(dtype);

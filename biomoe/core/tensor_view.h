@@ -29,9 +29,9 @@ class Shape {
   int rank_ = 0;
 };
 
-// What is viewed lives elsewhere (an Arena, a mapped file); a view is copied freely. Elements of one row (all axes
-// but the first) are contiguous; consecutive rows are `row_stride` elements apart, so that a view can name a column
-// band of a wider matrix. A default-constructed view is "absent".
+// What is viewed lives elsewhere (an Arena, a mapped file); a view is copied freely. Elements of one row (all
+// axes but the first) are contiguous; consecutive rows are `row_stride` elements apart, so that a view can
+// name a column band of a wider matrix. A default-constructed view is "absent".
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kF32;
@@ -61,7 +61,8 @@ struct TensorView {
  private:
   template <typename T>
   T* typed(DType want) const {
-    BM_CHECK(dtype == want || data == nullptr, "a tensor of {} was read as {}", dtype_name(dtype), dtype_name(want));
+    BM_CHECK(dtype == want || data == nullptr, "a tensor of {} was read as {}", dtype_name(dtype),
+             dtype_name(want));
     return static_cast<T*>(data);
   }
 };

@@ -10,10 +10,10 @@ inline constexpr int32_t kIgnoreTarget = -100;  // as torch.nn.CrossEntropyLoss
 
 // Counts of what the policies did, added up over batches and reported in the log.
 struct MaskCounts {
-  int64_t bases = 0;               // tokens that stand for a base (no BOS, no EOS)
-  int64_t degenerate_masked = 0;   // targets masked from the loss because the base is degenerate
-  int64_t soft_masked = 0;         // lower-case bases met
-  int64_t n_run_skipped = 0;       // bases of N runs that no window covers
+  int64_t bases = 0;                 // tokens that stand for a base (no BOS, no EOS)
+  int64_t degenerate_masked = 0;     // targets masked from the loss because the base is degenerate
+  int64_t soft_masked = 0;           // lower-case bases met
+  int64_t n_run_skipped = 0;         // bases of N runs that no window covers
   int64_t reverse_complemented = 0;  // windows read from the other strand
   MaskCounts& operator+=(const MaskCounts& other);
   bool operator==(const MaskCounts&) const = default;
@@ -28,13 +28,15 @@ struct Batch {
   std::vector<int32_t> positions;   // [T] 0.. within each sequence
   std::vector<int32_t> cu_seqlens;  // [B + 1], starts with 0, ends with T
   int64_t valid_targets = 0;        // targets with a weight above 0
-  double target_weight = 0;         // sum of loss_weights: what the summed loss is divided by, over the global batch
+  double target_weight = 0;  // sum of loss_weights: what the summed loss is divided by, over the global batch
   MaskCounts counts;
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
-  int64_t num_sequences() const { return cu_seqlens.empty() ? 0 : static_cast<int64_t>(cu_seqlens.size()) - 1; }
-  void clear();                         // empty, capacity kept
-  void reserve(int64_t max_tokens);     // room for max_tokens tokens and as many sequences
+  int64_t num_sequences() const {
+    return cu_seqlens.empty() ? 0 : static_cast<int64_t>(cu_seqlens.size()) - 1;
+  }
+  void clear();                      // empty, capacity kept
+  void reserve(int64_t max_tokens);  // room for max_tokens tokens and as many sequences
 };
 
 }  // namespace biomoe

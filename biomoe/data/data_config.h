@@ -41,28 +41,35 @@ struct DataConfig {
 
   template <typename Visitor>
   void visit(Visitor& v) {
-    v.field("path", path, "FASTA, FASTQ or JSONL files (plain, gzip, bgzip, zstd); globs are expanded in name order");
+    v.field("path", path,
+            "FASTA, FASTQ or JSONL files (plain, gzip, bgzip, zstd); globs are expanded in name order");
     v.field("validation_path", validation_path, "files held out for validation");
-    v.field("validation_fraction", validation_fraction,
-            "without validation_path: the last part of the bases, in file order, held out (0.1 = last tenth)");
+    v.field(
+        "validation_fraction", validation_fraction,
+        "without validation_path: the last part of the bases, in file order, held out (0.1 = last tenth)");
     v.field("tokenizer_name_or_path", tokenizer_name_or_path,
             "nucleotide (byte values), dna (compact), protein, or the path of a tokenizer.json");
     v.field("text_column", text_column, "JSONL: the field that holds the sequence");
     v.field("max_seq_length", max_seq_length, "tokens of a window");
-    v.field("stride", stride, "tokens that consecutive windows of a record share (the overlap, as in the recipe)");
+    v.field("stride", stride,
+            "tokens that consecutive windows of a record share (the overlap, as in the recipe)");
     v.field("token_micro_batch_size", token_micro_batch_size, "most tokens packed into one micro-batch");
     v.field("num_workers", num_workers, "loader threads; the order of batches does not depend on it");
-    v.field("shuffle_seed", shuffle_seed, "seed of the permutation of windows and of the reverse-complement draw");
+    v.field("shuffle_seed", shuffle_seed,
+            "seed of the permutation of windows and of the reverse-complement draw");
     v.field("shuffle", shuffle, "false reads windows in file order");
     v.field("add_bos", add_bos, "BOS before the first base of a record");
     v.field("add_eos", add_eos, "EOS after the last base of a record");
     v.field("mask_degenerate_bases", mask_degenerate_bases, "keep N and other IUPAC codes out of the loss");
     v.choice("soft_masked", soft_masked, kSoftMaskedPolicyNames,
-             "lower-case bases: upper (read as upper case), keep (their own tokens), weight (upper case, loss weight)");
-    v.field("soft_masked_weight", soft_masked_weight, "loss weight of lower-case bases when soft_masked=weight");
+             "lower-case bases: upper (read as upper case), keep (their own tokens), weight (upper case, "
+             "loss weight)");
+    v.field("soft_masked_weight", soft_masked_weight,
+            "loss weight of lower-case bases when soft_masked=weight");
     v.choice("n_runs", n_runs, kNRunPolicyNames, "runs of N: keep, or split the record around them");
     v.field("n_run_length", n_run_length, "runs of at least this many N are split out");
-    v.field("reverse_complement_prob", reverse_complement_prob, "chance that a window is read from the other strand");
+    v.field("reverse_complement_prob", reverse_complement_prob,
+            "chance that a window is read from the other strand");
   }
 };
 

@@ -33,19 +33,21 @@ void ModelConfig::validate() const {
     throw user_error("model: head_dim={} is outside [2, 4096]", *head_dim);
   }
   if (!head_dim && hidden_size % num_attention_heads != 0) {
-    throw user_error("model: hidden_size={} does not divide by num_attention_heads={}; set head_dim", hidden_size,
-                     num_attention_heads);
+    throw user_error("model: hidden_size={} does not divide by num_attention_heads={}; set head_dim",
+                     hidden_size, num_attention_heads);
   }
-  if (key_width() % 2 != 0) throw user_error("model: the head width {} is odd; rotary embedding needs pairs", key_width());
+  if (key_width() % 2 != 0)
+    throw user_error("model: the head width {} is odd; rotary embedding needs pairs", key_width());
   if (num_attention_heads % num_key_value_heads != 0) {
-    throw user_error("model: num_attention_heads={} does not divide by num_key_value_heads={}", num_attention_heads,
-                     num_key_value_heads);
+    throw user_error("model: num_attention_heads={} does not divide by num_key_value_heads={}",
+                     num_attention_heads, num_key_value_heads);
   }
   if (num_experts_per_tok > num_local_experts) {
     throw user_error("model: num_experts_per_tok={} is more than num_local_experts={}", num_experts_per_tok,
                      num_local_experts);
   }
-  if (sliding_window && *sliding_window < 1) throw user_error("model: sliding_window={} is below 1", *sliding_window);
+  if (sliding_window && *sliding_window < 1)
+    throw user_error("model: sliding_window={} is below 1", *sliding_window);
   struct Real {
     const char* key;
     double value;

@@ -7,15 +7,15 @@
 namespace biomoe {
 
 struct ModelConfig {
-  int64_t vocab_size = 0;             // V; 0: taken from the vocabulary
-  int64_t hidden_size = 256;          // D
-  int64_t intermediate_size = 512;    // F, of one expert
-  int64_t num_hidden_layers = 4;      // L
-  int64_t num_attention_heads = 4;    // H
-  int64_t num_key_value_heads = 2;    // G, divides H
-  std::optional<int64_t> head_dim;    // K, even; default D / H
-  int64_t num_local_experts = 8;      // E
-  int64_t num_experts_per_tok = 2;    // k <= E
+  int64_t vocab_size = 0;           // V; 0: taken from the vocabulary
+  int64_t hidden_size = 256;        // D
+  int64_t intermediate_size = 512;  // F, of one expert
+  int64_t num_hidden_layers = 4;    // L
+  int64_t num_attention_heads = 4;  // H
+  int64_t num_key_value_heads = 2;  // G, divides H
+  std::optional<int64_t> head_dim;  // K, even; default D / H
+  int64_t num_local_experts = 8;    // E
+  int64_t num_experts_per_tok = 2;  // k <= E
   int64_t max_position_embeddings = 4096;
   std::optional<int64_t> sliding_window;  // a token sees itself and the window - 1 tokens before it
   double rms_norm_eps = 1e-5;

@@ -9,7 +9,8 @@ constexpr int64_t kAlignElements = 32;  // 128 bytes of fp32
 
 }  // namespace
 
-ParameterList::ParameterList(const ModelConfig& c) : experts_(c.num_local_experts), top_k_(c.num_experts_per_tok) {
+ParameterList::ParameterList(const ModelConfig& c)
+    : experts_(c.num_local_experts), top_k_(c.num_experts_per_tok) {
   const int64_t D = c.hidden_size, F = c.intermediate_size, E = c.num_local_experts, K = c.key_width();
   const int64_t H = c.num_attention_heads, G = c.num_key_value_heads, V = c.vocab_size;
   bool aligned = true;  // k_proj and v_proj follow q_proj with no gap, so that the three read as one matrix

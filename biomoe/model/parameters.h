@@ -15,8 +15,8 @@ enum class ParamKind : uint8_t { kEmbedding, kNorm, kAttention, kRouter, kExpert
 // Names are those of `transformers` in memory (MixtralForCausalLM.state_dict() of version 5):
 //   model.embed_tokens.weight                              [V, D]
 //   model.layers.L.input_layernorm.weight                  [D]
-//   model.layers.L.self_attn.{q,k,v}_proj.weight           [H*K, D], [G*K, D], [G*K, D]   adjacent: one [(H+2G)K, D]
-//   model.layers.L.self_attn.o_proj.weight                 [D, H*K]
+//   model.layers.L.self_attn.{q,k,v}_proj.weight           [H*K, D], [G*K, D], [G*K, D]   adjacent: one
+//   [(H+2G)K, D] model.layers.L.self_attn.o_proj.weight                 [D, H*K]
 //   model.layers.L.post_attention_layernorm.weight         [D]
 //   model.layers.L.mlp.gate.weight                         [E, D]
 //   model.layers.L.mlp.experts.gate_up_proj                [E, 2F, D]   gate rows first

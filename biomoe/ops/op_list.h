@@ -1,0 +1,47 @@
+// The one list of operations. An op is `void name(Context&, const Args&)`: ops/<file>.cc validates the
+// arguments and calls the backend of ctx.device; backend/cpu and backend/cuda define it; backend/no_cuda
+// throws for all of them.
+#pragma once
+
+#define BIOMOE_FOR_EACH_OP(X)                         \
+  X(gemm, GemmArgs)                                   \
+  X(embedding_forward, EmbeddingForwardArgs)          \
+  X(embedding_backward, EmbeddingBackwardArgs)        \
+  X(rms_norm_forward, RmsNormForwardArgs)             \
+  X(rms_norm_backward, RmsNormBackwardArgs)           \
+  X(rope, RopeArgs)                                   \
+  X(attention_forward, AttentionForwardArgs)          \
+  X(attention_backward, AttentionBackwardArgs)        \
+  X(router_forward, RouterForwardArgs)                \
+  X(router_backward, RouterBackwardArgs)              \
+  X(dispatch_plan, DispatchPlanArgs)                  \
+  X(permute, PermuteArgs)                             \
+  X(unpermute, UnpermuteArgs)                         \
+  X(grouped_gemm_forward, GroupedGemmArgs)            \
+  X(grouped_gemm_dgrad, GroupedGemmArgs)              \
+  X(grouped_gemm_wgrad, GroupedGemmArgs)              \
+  X(scaled_swiglu_forward, ScaledSwigluForwardArgs)   \
+  X(scaled_swiglu_backward, ScaledSwigluBackwardArgs) \
+  X(cross_entropy, CrossEntropyArgs)                  \
+  X(sum_squares, SumSquaresArgs)                      \
+  X(adamw, AdamwArgs)
+
+namespace biomoe {
+
+struct Context;
+
+#define BIOMOE_DECLARE_ARGS(name, Args) struct Args;
+BIOMOE_FOR_EACH_OP(BIOMOE_DECLARE_ARGS)
+#undef BIOMOE_DECLARE_ARGS
+
+#define BIOMOE_DECLARE_OP(name, Args) void name(Context& ctx, const Args& args);
+BIOMOE_FOR_EACH_OP(BIOMOE_DECLARE_OP)
+namespace cpu {
+BIOMOE_FOR_EACH_OP(BIOMOE_DECLARE_OP)
+}
+namespace cuda {
+BIOMOE_FOR_EACH_OP(BIOMOE_DECLARE_OP)
+}
+#undef BIOMOE_DECLARE_OP
+
+}  // namespace biomoe
