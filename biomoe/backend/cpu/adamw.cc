@@ -1,0 +1,104 @@
+#include "biomoe/ops/adamw.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "biomoe/backend/cpu/parallel.h"
+#include "biomoe/backend/cpu/work_size.h"
+
+namespace biomoe::cpu {
+namespace {
+
+// Sums are taken over blocks fixed by the size of a segment alone, and then in order of block.
+constexpr int64_t kMinBlockElements = 16384;
+constexpr int64_t kMaxBlocks = 256;
+
+double block_sum(const float* x, int64_t count) {
+  double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  return sum;
+}
+
+double segment_sum(const Context& ctx, const float* x, int64_t count) {
+  std::array<double, kMaxBlocks> sums;
+  const int64_t size = std::max(kMinBlockElements, ceil_div(count, kMaxBlocks));
+  const int64_t blocks = ceil_div(count, size);
+  parallel_ranges(ctx, blocks, 1, [&](Range range) {
+    for (int64_t block = range.begin; block < range.end; ++block) {
+      const int64_t begin = block * size;
+      sums[static_cast<size_t>(block)] = block_sum(x + begin, std::min(size, count - begin));
+    }
+  });
+  double sum = 0.0;
+  for (int64_t block = 0; block < blocks; ++block) sum += sums[static_cast<size_t>(block)];
+  return sum;
+}
+
+struct Coefficients {
+  float beta1;
+  float one_minus_beta1;
+  float beta2;
+  float one_minus_beta2;
+  float grad_scale;
+  float decay;            // lr * weight_decay, or 0
+  float step_size;        // lr / (1 - beta1^step)
+  float root_correction;  // sqrt(1 - beta2^step)
+  float eps;
+};
+
+Coefficients coefficients(const AdamwArgs& args, bool decay) {
+  const auto step = static_cast<double>(args.step);
+  const double correction1 = 1.0 - std::pow(args.beta1, step);
+  const double correction2 = 1.0 - std::pow(args.beta2, step);
+  return {.beta1 = static_cast<float>(args.beta1),
+          .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
+          .beta2 = static_cast<float>(args.beta2),
+          .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
+          .grad_scale = static_cast<float>(args.grad_scale),
+          .decay = static_cast<float>(decay ? args.lr * args.weight_decay : 0.0),
+          .step_size = static_cast<float>(args.lr / correction1),
+          .root_correction = static_cast<float>(std::sqrt(correction2)),
+          .eps = static_cast<float>(args.eps)};
+}
+
+void update(const AdamwArgs& args, const Coefficients& c, Range range) {
+  float* param = args.param_A.f32();
+  const float* grad = args.grad_A.f32();
+  float* exp_avg = args.exp_avg_A.f32();
+  float* exp_avg_sq = args.exp_avg_sq_A.f32();
+#pragma omp simd
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    const float g = grad[i] * c.grad_scale;
+    const float m = c.beta1 * exp_avg[i] + c.one_minus_beta1 * g;
+    const float v = c.beta2 * exp_avg_sq[i] + c.one_minus_beta2 * (g * g);
+    exp_avg[i] = m;
+    exp_avg_sq[i] = v;
+    const float kept = param[i] - c.decay * param[i];
+    param[i] = kept - c.step_size * (m / (std::sqrt(v) / c.root_correction + c.eps));
+  }
+}
+
+}  // namespace
+
+void sum_squares(Context& ctx, const SumSquaresArgs& args) {
+  const float* x = args.x_A.f32();
+  double* sums = args.sums_S.f64();
+  for (size_t i = 0; i < args.segments.size(); ++i) {
+    sums[i] = segment_sum(ctx, x + args.segments[i].begin, args.segments[i].count);
+  }
+}
+
+void adamw(Context& ctx, const AdamwArgs& args) {
+  const Coefficients with_decay = coefficients(args, true);
+  const Coefficients without_decay = coefficients(args, false);
+  for (const Segment& segment : args.segments) {
+    const Coefficients& c = segment.decay ? with_decay : without_decay;
+    parallel_ranges(ctx, segment.count, kMinElementsPerThread, [&](Range range) {
+      update(args, c, {segment.begin + range.begin, segment.begin + range.end});
+    });
+  }
+}
+
+}  // namespace biomoe::cpu

@@ -1,0 +1,153 @@
+#include "biomoe/ops/router.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "biomoe/backend/cpu/parallel.h"
+#include "biomoe/backend/cpu/vector_math.h"
+#include "biomoe/backend/cpu/work_size.h"
+#include "biomoe/ops/check_args.h"
+
+namespace biomoe::cpu {
+namespace {
+
+// probs = softmax(logits); returns logsumexp. One NaN, an infinity or nothing but -inf makes the row NaN.
+float softmax_row(const float* logits, float* probs, int64_t count) {
+  float largest = logits[0];
+#pragma omp simd reduction(max : largest)
+  for (int64_t e = 0; e < count; ++e) largest = logits[e] > largest ? logits[e] : largest;
+  float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t e = 0; e < count; ++e) {
+    const float value = exp_f32(logits[e] - largest);
+    probs[e] = value;
+    sum += value;
+  }
+#pragma omp simd
+  for (int64_t e = 0; e < count; ++e) probs[e] /= sum;
+  return largest + std::log(sum);
+}
+
+// NaN is below every number.
+bool wins(float a, float b) {
+  return a > b || (std::isnan(b) && !std::isnan(a));
+}
+
+// The indices of the top_k largest scores in falling order; equal scores in rising order of index.
+void select_largest(const float* scores, int64_t count, int32_t* selected, int64_t top_k) {
+  int64_t held = 0;
+  for (int64_t e = 0; e < count; ++e) {
+    if (held == top_k && !wins(scores[e], scores[selected[top_k - 1]])) continue;
+    int64_t at = held < top_k ? held++ : top_k - 1;
+    for (; at > 0 && wins(scores[e], scores[selected[at - 1]]); --at) selected[at] = selected[at - 1];
+    selected[at] = static_cast<int32_t>(e);
+  }
+}
+
+struct Row {
+  const float* logits;
+  float* probs;
+  int32_t* experts;
+  float* weights;
+};
+
+float route_row(const Row& row, int64_t num_experts, int64_t top_k) {
+  const float lse = softmax_row(row.logits, row.probs, num_experts);
+  // In a row of NaN probabilities the logits still tell which experts are numbers.
+  const float* scores = std::isnan(row.probs[0]) ? row.logits : row.probs;
+  select_largest(scores, num_experts, row.experts, top_k);
+  float sum = 0.0f;
+  for (int64_t j = 0; j < top_k; ++j) sum += row.probs[row.experts[j]];
+  for (int64_t j = 0; j < top_k; ++j) row.weights[j] = row.probs[row.experts[j]] / sum;
+  return lse;
+}
+
+// Statistics are added in order of token, so that a batch gives the same sums however it is cut.
+void add_statistics(Context& ctx, const RouterForwardArgs& args) {
+  constexpr int64_t kBandExperts = 16;
+  const int64_t tokens = args.probs_TE.shape[0];
+  const int64_t num_experts = args.probs_TE.shape[1];
+  const int64_t stride = args.probs_TE.row_stride;
+  const float* probs = args.probs_TE.f32();
+  double* prob_sums = args.prob_sums_E.f64();
+  const int64_t bands = ceil_div(num_experts, kBandExperts);
+  const int64_t min_bands = ceil_div(kMinElementsPerThread, std::max<int64_t>(1, tokens * kBandExperts));
+  parallel_ranges(ctx, bands, min_bands, [&](Range band) {
+    const int64_t end = std::min(num_experts, band.end * kBandExperts);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const float* row = probs + t * stride;
+#pragma omp simd
+      for (int64_t e = band.begin * kBandExperts; e < end; ++e) prob_sums[e] += static_cast<double>(row[e]);
+    }
+  });
+  int64_t* counts = args.counts_E.i64();
+  const int32_t* experts = args.experts_Tk.i32();
+  for (int64_t slot = 0; slot < args.experts_Tk.num_elements(); ++slot) ++counts[experts[slot]];
+  double z_sum = *args.z_sum_1.f64();
+  const float* lse = args.lse_T.f32();
+  for (int64_t t = 0; t < tokens; ++t) z_sum += static_cast<double>(lse[t]) * static_cast<double>(lse[t]);
+  *args.z_sum_1.f64() = z_sum;
+}
+
+// With c = sum_j weight_j dweight_j, the renormalised softmax gives d/dlogit = weight_j (dweight_j - c) for a
+// selected expert and 0 for the others: the sum over all experts cancels since the weights sum to 1.
+void add_weight_gradient(const float* weights, const float* dweights, const int32_t* experts, int64_t top_k,
+                         float* dlogits) {
+  if (top_k == 1) return;  // the one weight is 1 whatever the logits are
+  float mean = 0.0f;
+  for (int64_t j = 0; j < top_k; ++j) mean += weights[j] * dweights[j];
+  for (int64_t j = 0; j < top_k; ++j) dlogits[experts[j]] += weights[j] * (dweights[j] - mean);
+}
+
+// d/dlogits of sum_e balance_e probs_e + z_scale lse^2; its z part has the slope 2 z_scale lse.
+void loss_gradient_row(const float* probs, const float* balance, float z_slope, float* dlogits,
+                       int64_t count) {
+  if (balance) {
+    float mean = 0.0f;
+#pragma omp simd reduction(+ : mean)
+    for (int64_t e = 0; e < count; ++e) mean += probs[e] * balance[e];
+#pragma omp simd
+    for (int64_t e = 0; e < count; ++e) dlogits[e] = probs[e] * (balance[e] - mean + z_slope);
+  } else {
+#pragma omp simd
+    for (int64_t e = 0; e < count; ++e) dlogits[e] = probs[e] * z_slope;
+  }
+}
+
+}  // namespace
+
+void router_forward(Context& ctx, const RouterForwardArgs& args) {
+  const int64_t num_experts = args.logits_TE.shape[1];
+  const int64_t top_k = args.experts_Tk.shape[1];
+  float* lse = args.lse_T.f32();
+  parallel_ranges(ctx, args.logits_TE.shape[0], min_rows_per_thread(8 * num_experts), [&](Range rows) {
+    for (int64_t t = rows.begin; t < rows.end; ++t) {
+      lse[t] = route_row({.logits = args.logits_TE.f32() + t * args.logits_TE.row_stride,
+                          .probs = args.probs_TE.f32() + t * args.probs_TE.row_stride,
+                          .experts = args.experts_Tk.i32() + t * top_k,
+                          .weights = args.weights_Tk.f32() + t * top_k},
+                         num_experts, top_k);
+    }
+  });
+  add_statistics(ctx, args);
+}
+
+void router_backward(Context& ctx, const RouterBackwardArgs& args) {
+  const int64_t num_experts = args.probs_TE.shape[1];
+  const int64_t top_k = args.experts_Tk.shape[1];
+  check_ids("router_backward", "experts", args.experts_Tk, 0, num_experts);
+  const float* lse = args.lse_T.f32();
+  parallel_ranges(ctx, args.probs_TE.shape[0], min_rows_per_thread(4 * num_experts), [&](Range rows) {
+    for (int64_t t = rows.begin; t < rows.end; ++t) {
+      float* dlogits = args.dlogits_TE.f32() + t * args.dlogits_TE.row_stride;
+      const auto z_slope = static_cast<float>(2.0 * args.z_scale * static_cast<double>(lse[t]));
+      loss_gradient_row(args.probs_TE.f32() + t * args.probs_TE.row_stride, args.balance_E.f32(), z_slope,
+                        dlogits, num_experts);
+      const int64_t at = t * top_k;
+      add_weight_gradient(args.weights_Tk.f32() + at, args.dweights_Tk.f32() + at, args.experts_Tk.i32() + at,
+                          top_k, dlogits);
+    }
+  });
+}
+
+}  // namespace biomoe::cpu
