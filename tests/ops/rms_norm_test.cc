@@ -27,6 +27,7 @@ TEST_P(RmsNormTest, ForwardMatchesReference) {
   const auto added = sum_of(x.values(), residual.values());
   const auto plain = ref::rms_norm(x.values(), weight.values(), eps);
   const auto with_residual = ref::rms_norm(added, weight.values(), eps);
+  Tensor<float> first_y(shape);
   for (int threads : {1, 2}) {
     TestContext ctx(threads);
     Tensor<float> y(shape, 2), rstd(Shape{tokens});
@@ -50,6 +51,8 @@ TEST_P(RmsNormTest, ForwardMatchesReference) {
                             .eps = eps});
     EXPECT_CLOSE(sum.values(), added, DType::kF32);
     EXPECT_CLOSE(y_sum.values(), with_residual.y, DType::kF32);
+    if (threads == 1) first_y = y_sum;
+    EXPECT_TRUE(y_sum.same_bits(first_y)) << threads << " threads";
     EXPECT_CLOSE(rstd.values(), with_residual.rstd, DType::kF32);
     Tensor<float> in_place = residual, y_in_place(shape);
     rms_norm_forward(*ctx, {.x_TD = x.view(),
@@ -78,7 +81,7 @@ TEST_P(RmsNormTest, BackwardMatchesReferenceForAnyNumberOfThreads) {
   const auto want = ref::rms_norm_backward(dy.values(), sum.values(), weight.values(), eps);
   const auto want_dx = sum_of(want.dsum, dresidual.values());
   const auto want_dweight = sum_of(want.dweight, start.values());
-  Tensor<float> first(Shape{width});
+  Tensor<float> first(Shape{width}), first_dx(shape, 3);
   for (int threads : {1, 2, 3}) {
     TestContext ctx(threads, rms_norm_backward_scratch_bytes(tokens, width));
     Tensor<float> dx(shape, 3), dweight = start, in_place = dresidual;
@@ -93,8 +96,11 @@ TEST_P(RmsNormTest, BackwardMatchesReferenceForAnyNumberOfThreads) {
     EXPECT_CLOSE(dx.values(), want.dsum, DType::kF32);
     EXPECT_CLOSE(dweight.values(), want_dweight, DType::kF32);
     EXPECT_TRUE(dx.padding_untouched() && dweight.padding_untouched());
-    if (threads == 1) first = dweight;
-    EXPECT_TRUE(dweight.same_bits(first)) << threads << " threads";
+    if (threads == 1) {
+      first = dweight;
+      first_dx = dx;
+    }
+    EXPECT_TRUE(dweight.same_bits(first) && dx.same_bits(first_dx)) << threads << " threads";
     args.dresidual_TD = args.dx_TD = in_place.view();
     rms_norm_backward(*ctx, args);
     EXPECT_CLOSE(in_place.values(), want_dx, DType::kF32);
@@ -105,7 +111,7 @@ TEST_P(RmsNormTest, BackwardMatchesReferenceForAnyNumberOfThreads) {
 // 31, 32 and 33 rows: around one block of the weight gradient; 8192 and more: blocks of more rows.
 INSTANTIATE_TEST_SUITE_P(Sizes, RmsNormTest,
                          testing::Values(Sizes{0, 8}, Sizes{1, 1, 0.5}, Sizes{31, 15}, Sizes{32, 16},
-                                         Sizes{33, 17}, Sizes{100, 257}, Sizes{8191, 4}, Sizes{8192, 4},
+                                         Sizes{33, 17}, Sizes{200, 257}, Sizes{8191, 4}, Sizes{8192, 4},
                                          Sizes{8193, 3}));
 
 TEST(RmsNormTest, CopiesTheInputToSumWithoutAResidual) {

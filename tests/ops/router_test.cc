@@ -116,7 +116,7 @@ TEST_P(RouterTest, BackwardMatchesReferenceForAnyNumberOfThreads) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, RouterTest,
                          testing::Values(Sizes{0, 8, 2}, Sizes{1, 1, 1}, Sizes{700, 8, 2}, Sizes{33, 15, 1},
-                                         Sizes{40, 16, 16}, Sizes{41, 17, 3}, Sizes{60, 64, 6},
+                                         Sizes{40, 16, 16}, Sizes{41, 17, 3}, Sizes{300, 64, 6},
                                          Sizes{5, 1021, 64}));
 
 TEST(RouterTest, ManyExpertsAreSelectedInOrder) {

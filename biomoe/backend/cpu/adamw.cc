@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "biomoe/backend/cpu/parallel.h"
+#include "biomoe/backend/cpu/row_kernel.h"
 #include "biomoe/backend/cpu/work_size.h"
 
 namespace biomoe::cpu {
@@ -14,7 +15,7 @@ namespace {
 constexpr int64_t kMinBlockElements = 16384;
 constexpr int64_t kMaxBlocks = 256;
 
-double block_sum(const float* x, int64_t count) {
+BIOMOE_ROW_KERNEL double block_sum(const float* x, int64_t count) {
   double sum = 0.0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
@@ -63,7 +64,7 @@ Coefficients coefficients(const AdamwArgs& args, bool decay) {
           .eps = static_cast<float>(args.eps)};
 }
 
-void update(const AdamwArgs& args, const Coefficients& c, Range range) {
+BIOMOE_ROW_KERNEL void update(const AdamwArgs& args, const Coefficients& c, Range range) {
   float* param = args.param_A.f32();
   const float* grad = args.grad_A.f32();
   float* exp_avg = args.exp_avg_A.f32();

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "biomoe/backend/cpu/parallel.h"
+#include "biomoe/backend/cpu/row_kernel.h"
 #include "biomoe/backend/cpu/vector_math.h"
 #include "biomoe/backend/cpu/work_size.h"
 #include "biomoe/ops/check_args.h"
@@ -12,7 +13,7 @@
 namespace biomoe::cpu {
 namespace {
 
-float largest_of(const float* x, int64_t count) {
+BIOMOE_ROW_KERNEL float largest_of(const float* x, int64_t count) {
   float largest = x[0];
 #pragma omp simd reduction(max : largest)
   for (int64_t i = 0; i < count; ++i) largest = x[i] > largest ? x[i] : largest;
@@ -20,7 +21,7 @@ float largest_of(const float* x, int64_t count) {
 }
 
 // The row's negative log-likelihood; a NaN or +inf logit makes it NaN through the sum.
-float forward_row(const float* logits, int64_t count, int32_t target) {
+BIOMOE_ROW_KERNEL float forward_row(const float* logits, int64_t count, int32_t target) {
   const float largest = largest_of(logits, count);
   float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
@@ -29,7 +30,7 @@ float forward_row(const float* logits, int64_t count, int32_t target) {
 }
 
 // The same, leaving scale * (softmax - onehot) in place of the logits.
-float forward_backward_row(float* logits, int64_t count, int32_t target, float scale) {
+BIOMOE_ROW_KERNEL float forward_backward_row(float* logits, int64_t count, int32_t target, float scale) {
   const float largest = largest_of(logits, count);
   const float target_logit = logits[target] - largest;
   float sum = 0.0f;

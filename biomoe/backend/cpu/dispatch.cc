@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "biomoe/backend/cpu/parallel.h"
+#include "biomoe/backend/cpu/row_kernel.h"
 #include "biomoe/backend/cpu/work_size.h"
 #include "biomoe/ops/check_args.h"
 
@@ -10,8 +11,8 @@ namespace biomoe::cpu {
 namespace {
 
 // x = (accumulate ? x : 0) + rows in order.
-void sum_rows(const float* y, int64_t stride, const int32_t* rows, int64_t top_k, bool accumulate, float* x,
-              int64_t width) {
+BIOMOE_ROW_KERNEL void sum_rows(const float* y, int64_t stride, const int32_t* rows, int64_t top_k,
+                                bool accumulate, float* x, int64_t width) {
   int64_t next = 0;
   if (!accumulate) {
     std::copy_n(y + rows[0] * stride, width, x);

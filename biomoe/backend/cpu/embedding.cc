@@ -3,10 +3,19 @@
 #include <algorithm>
 
 #include "biomoe/backend/cpu/parallel.h"
+#include "biomoe/backend/cpu/row_kernel.h"
 #include "biomoe/backend/cpu/work_size.h"
 #include "biomoe/ops/check_args.h"
 
 namespace biomoe::cpu {
+namespace {
+
+BIOMOE_ROW_KERNEL void add_row(const float* from, int64_t count, float* to) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] += from[i];
+}
+
+}  // namespace
 
 void embedding_forward(Context& ctx, const EmbeddingForwardArgs& args) {
   check_ids("embedding_forward", "tokens", args.tokens_T, 0, args.weight_VD.shape[0]);
@@ -39,10 +48,7 @@ void embedding_backward(Context& ctx, const EmbeddingBackwardArgs& args) {
     const int64_t begin = band.begin * kBandColumns;
     const int64_t count = std::min(width, band.end * kBandColumns) - begin;
     for (int64_t t = 0; t < tokens_count; ++t) {
-      float* to = dweight + tokens[t] * width + begin;
-      const float* from = dy + t * stride + begin;
-#pragma omp simd
-      for (int64_t i = 0; i < count; ++i) to[i] += from[i];
+      add_row(dy + t * stride + begin, count, dweight + tokens[t] * width + begin);
     }
   });
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "biomoe/backend/cpu/parallel.h"
+#include "biomoe/backend/cpu/row_kernel.h"
 #include "biomoe/backend/cpu/work_size.h"
 
 namespace biomoe {
@@ -32,7 +33,7 @@ namespace cpu {
 namespace {
 
 // sum = x + residual, and the sum of its squares.
-float add_rows(const float* x, const float* residual, float* sum, int64_t width) {
+BIOMOE_ROW_KERNEL float add_rows(const float* x, const float* residual, float* sum, int64_t width) {
   float squares = 0.0f;
 #pragma omp simd reduction(+ : squares)
   for (int64_t i = 0; i < width; ++i) {
@@ -43,11 +44,22 @@ float add_rows(const float* x, const float* residual, float* sum, int64_t width)
   return squares;
 }
 
-float sum_of_squares(const float* x, int64_t width) {
+BIOMOE_ROW_KERNEL float sum_of_squares(const float* x, int64_t width) {
   float squares = 0.0f;
 #pragma omp simd reduction(+ : squares)
   for (int64_t i = 0; i < width; ++i) squares += x[i] * x[i];
   return squares;
+}
+
+BIOMOE_ROW_KERNEL void scale_row(const float* input, const float* weight, float rstd, float* y,
+                                 int64_t width) {
+#pragma omp simd
+  for (int64_t i = 0; i < width; ++i) y[i] = weight[i] * (input[i] * rstd);
+}
+
+BIOMOE_ROW_KERNEL void add_partial(const float* partial, float* dweight, Range columns) {
+#pragma omp simd
+  for (int64_t i = columns.begin; i < columns.end; ++i) dweight[i] += partial[i];
 }
 
 struct BackwardRow {
@@ -61,7 +73,7 @@ struct BackwardRow {
 };
 
 // With n = sum * rstd and g = dy * weight:  dx = rstd * (g - n * mean(g * n)),  dweight += dy * n.
-void backward_row(const BackwardRow& row, int64_t width) {
+BIOMOE_ROW_KERNEL void backward_row(const BackwardRow& row, int64_t width) {
   const float* dy = row.dy;
   const float* sum = row.sum;
   const float* weight = row.weight;
@@ -111,9 +123,7 @@ void rms_norm_forward(Context& ctx, const RmsNormForwardArgs& args) {
       const double mean = static_cast<double>(squares) / static_cast<double>(width);
       const float rstd = static_cast<float>(1.0 / std::sqrt(mean + args.eps));
       rstd_T[t] = rstd;
-      float* y_row = y + t * args.y_TD.row_stride;
-#pragma omp simd
-      for (int64_t i = 0; i < width; ++i) y_row[i] = weight[i] * (input[i] * rstd);
+      scale_row(input, weight, rstd, y + t * args.y_TD.row_stride, width);
     }
   });
 }
@@ -145,9 +155,7 @@ void rms_norm_backward(Context& ctx, const RmsNormBackwardArgs& args) {
   float* dweight = args.dweight_D.f32();
   parallel_ranges(ctx, width, min_rows_per_thread(blocks), [&](Range columns) {
     for (int64_t block = 0; block < blocks; ++block) {
-      const float* partial = partials + block * width;
-#pragma omp simd
-      for (int64_t i = columns.begin; i < columns.end; ++i) dweight[i] += partial[i];
+      add_partial(partials + block * width, dweight, columns);
     }
   });
 }

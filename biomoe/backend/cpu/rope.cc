@@ -1,13 +1,15 @@
 #include "biomoe/ops/rope.h"
 
 #include "biomoe/backend/cpu/parallel.h"
+#include "biomoe/backend/cpu/row_kernel.h"
 #include "biomoe/backend/cpu/work_size.h"
 #include "biomoe/ops/check_args.h"
 
 namespace biomoe::cpu {
 namespace {
 
-void rotate_head(float* head, const float* cosines, const float* sines, float sign, int64_t half) {
+BIOMOE_ROW_KERNEL void rotate_head(float* head, const float* cosines, const float* sines, float sign,
+                                   int64_t half) {
   float* first = head;
   float* second = head + half;
 #pragma omp simd

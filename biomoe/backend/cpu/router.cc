@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "biomoe/backend/cpu/parallel.h"
+#include "biomoe/backend/cpu/row_kernel.h"
 #include "biomoe/backend/cpu/vector_math.h"
 #include "biomoe/backend/cpu/work_size.h"
 #include "biomoe/ops/check_args.h"
@@ -12,7 +13,7 @@ namespace biomoe::cpu {
 namespace {
 
 // probs = softmax(logits); returns logsumexp. One NaN, an infinity or nothing but -inf makes the row NaN.
-float softmax_row(const float* logits, float* probs, int64_t count) {
+BIOMOE_ROW_KERNEL float softmax_row(const float* logits, float* probs, int64_t count) {
   float largest = logits[0];
 #pragma omp simd reduction(max : largest)
   for (int64_t e = 0; e < count; ++e) largest = logits[e] > largest ? logits[e] : largest;
@@ -28,19 +29,43 @@ float softmax_row(const float* logits, float* probs, int64_t count) {
   return largest + std::log(sum);
 }
 
-// NaN is below every number.
-bool wins(float a, float b) {
-  return a > b || (std::isnan(b) && !std::isnan(a));
+// Inserts expert e among the `held` best, which stand in falling order of score; equal scores in order of
+// arrival, that is of index. `wins` orders scores strictly.
+template <typename Wins>
+void insert_expert(int32_t e, float score, int64_t held, const Wins& wins, int32_t* experts, float* scores) {
+  int64_t at = held;
+  for (; at > 0 && wins(score, scores[at - 1]); --at) {
+    experts[at] = experts[at - 1];
+    scores[at] = scores[at - 1];
+  }
+  experts[at] = e;
+  scores[at] = score;
 }
 
-// The indices of the top_k largest scores in falling order; equal scores in rising order of index.
-void select_largest(const float* scores, int64_t count, int32_t* selected, int64_t top_k) {
-  int64_t held = 0;
-  for (int64_t e = 0; e < count; ++e) {
-    if (held == top_k && !wins(scores[e], scores[selected[top_k - 1]])) continue;
-    int64_t at = held < top_k ? held++ : top_k - 1;
-    for (; at > 0 && wins(scores[e], scores[selected[at - 1]]); --at) selected[at] = selected[at - 1];
-    selected[at] = static_cast<int32_t>(e);
+template <typename Wins>
+void select_experts(const float* scores, Range range, int64_t top_k, const Wins& wins, int32_t* experts,
+                    float* best) {
+  for (int64_t e = range.begin; e < range.end; ++e) {
+    if (e >= top_k && !wins(scores[e], best[top_k - 1])) continue;
+    insert_expert(static_cast<int32_t>(e), scores[e], std::min(e, top_k - 1), wins, experts, best);
+  }
+}
+
+// The top_k largest of `probs`, none of them NaN, and their indices. Blocks without a candidate are passed
+// over whole.
+BIOMOE_ROW_KERNEL void select_largest(const float* probs, int64_t count, int64_t top_k, int32_t* experts,
+                                      float* best) {
+  constexpr int64_t kBlock = 16;
+  const auto larger = [](float a, float b) { return a > b; };
+  const int64_t start = std::min(count, top_k);
+  select_experts(probs, {0, start}, top_k, larger, experts, best);
+  for (int64_t begin = start; begin < count; begin += kBlock) {
+    const int64_t end = std::min(count, begin + kBlock);
+    int candidates = 0;
+    const float least = best[top_k - 1];
+#pragma omp simd reduction(| : candidates)
+    for (int64_t e = begin; e < end; ++e) candidates |= probs[e] > least;
+    if (candidates) select_experts(probs, {begin, end}, top_k, larger, experts, best);
   }
 }
 
@@ -53,13 +78,23 @@ struct Row {
 
 float route_row(const Row& row, int64_t num_experts, int64_t top_k) {
   const float lse = softmax_row(row.logits, row.probs, num_experts);
-  // In a row of NaN probabilities the logits still tell which experts are numbers.
-  const float* scores = std::isnan(row.probs[0]) ? row.logits : row.probs;
-  select_largest(scores, num_experts, row.experts, top_k);
+  if (std::isnan(row.probs[0])) {
+    // All probabilities are NaN; the logits still tell which experts are numbers.
+    const auto wins = [](float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); };
+    select_experts(row.logits, {0, num_experts}, top_k, wins, row.experts, row.weights);
+    std::fill_n(row.weights, top_k, row.probs[0]);
+    return lse;
+  }
+  select_largest(row.probs, num_experts, top_k, row.experts, row.weights);
   float sum = 0.0f;
-  for (int64_t j = 0; j < top_k; ++j) sum += row.probs[row.experts[j]];
-  for (int64_t j = 0; j < top_k; ++j) row.weights[j] = row.probs[row.experts[j]] / sum;
+  for (int64_t j = 0; j < top_k; ++j) sum += row.weights[j];
+  for (int64_t j = 0; j < top_k; ++j) row.weights[j] /= sum;
   return lse;
+}
+
+BIOMOE_ROW_KERNEL void add_probs(const float* probs, double* sums, Range experts) {
+#pragma omp simd
+  for (int64_t e = experts.begin; e < experts.end; ++e) sums[e] += static_cast<double>(probs[e]);
 }
 
 // Statistics are added in order of token, so that a batch gives the same sums however it is cut.
@@ -76,8 +111,7 @@ void add_statistics(Context& ctx, const RouterForwardArgs& args) {
     const int64_t end = std::min(num_experts, band.end * kBandExperts);
     for (int64_t t = 0; t < tokens; ++t) {
       const float* row = probs + t * stride;
-#pragma omp simd
-      for (int64_t e = band.begin * kBandExperts; e < end; ++e) prob_sums[e] += static_cast<double>(row[e]);
+      add_probs(row, prob_sums, {band.begin * kBandExperts, end});
     }
   });
   int64_t* counts = args.counts_E.i64();
@@ -100,8 +134,8 @@ void add_weight_gradient(const float* weights, const float* dweights, const int3
 }
 
 // d/dlogits of sum_e balance_e probs_e + z_scale lse^2; its z part has the slope 2 z_scale lse.
-void loss_gradient_row(const float* probs, const float* balance, float z_slope, float* dlogits,
-                       int64_t count) {
+BIOMOE_ROW_KERNEL void loss_gradient_row(const float* probs, const float* balance, float z_slope,
+                                         float* dlogits, int64_t count) {
   if (balance) {
     float mean = 0.0f;
 #pragma omp simd reduction(+ : mean)

@@ -1,13 +1,15 @@
 #include "biomoe/ops/scaled_swiglu.h"
 
 #include "biomoe/backend/cpu/parallel.h"
+#include "biomoe/backend/cpu/row_kernel.h"
 #include "biomoe/backend/cpu/vector_math.h"
 #include "biomoe/backend/cpu/work_size.h"
 
 namespace biomoe::cpu {
 namespace {
 
-void forward_row(const float* gate, const float* up, float prob, float* act, int64_t width) {
+BIOMOE_ROW_KERNEL void forward_row(const float* gate, const float* up, float prob, float* act,
+                                   int64_t width) {
 #pragma omp simd
   for (int64_t i = 0; i < width; ++i) act[i] = gate[i] * sigmoid_f32(gate[i]) * up[i] * prob;
 }
@@ -22,7 +24,7 @@ struct BackwardRow {
 };
 
 // silu'(g) = s + g s (1 - s) with s = sigmoid(g). Returns the gradient of the probability.
-float backward_row(const BackwardRow& row, int64_t width) {
+BIOMOE_ROW_KERNEL float backward_row(const BackwardRow& row, int64_t width) {
   const float* dact = row.dact;
   const float* gate = row.gate;
   const float* up = row.up;
