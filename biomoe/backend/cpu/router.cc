@@ -125,9 +125,9 @@ void add_statistics(Context& ctx, const RouterForwardArgs& args) {
 
 // With c = sum_j weight_j dweight_j, the renormalised softmax gives d/dlogit = weight_j (dweight_j - c) for a
 // selected expert and 0 for the others: the sum over all experts cancels since the weights sum to 1.
+// With top_k = 1 the weight is exactly 1, c is dweight, and the gradient exactly 0.
 void add_weight_gradient(const float* weights, const float* dweights, const int32_t* experts, int64_t top_k,
                          float* dlogits) {
-  if (top_k == 1) return;  // the one weight is 1 whatever the logits are
   float mean = 0.0f;
   for (int64_t j = 0; j < top_k; ++j) mean += weights[j] * dweights[j];
   for (int64_t j = 0; j < top_k; ++j) dlogits[experts[j]] += weights[j] * (dweights[j] - mean);
