@@ -1,0 +1,98 @@
+#include "biomoe/ops/grouped_gemm.h"
+
+#include "biomoe/backend/cpu/parallel.h"
+#include "biomoe/backend/cpu/sgemm.h"
+#include "biomoe/core/error.h"
+
+namespace biomoe::cpu {
+namespace {
+
+// The product of one expert.
+struct ExpertProduct {
+  Product c;
+  Matrix a;
+  Matrix b;
+};
+
+void check_offsets(const GroupedGemmArgs& args) {
+  const int64_t* offsets = args.offsets_E1.i64();
+  const int64_t experts = args.w_EOI.shape[0];
+  BM_CHECK(offsets[0] == 0 && offsets[experts] <= args.x_NI.shape[0],
+           "grouped_gemm: offsets go from {} to {}, expected 0 to at most {}", offsets[0], offsets[experts],
+           args.x_NI.shape[0]);
+  for (int64_t e = 0; e < experts; ++e) {
+    BM_CHECK(offsets[e] <= offsets[e + 1], "grouped_gemm: offsets[{}] is {}, above offsets[{}] = {}", e,
+             offsets[e], e + 1, offsets[e + 1]);
+  }
+}
+
+// One list of tiles over all experts, each of bounded work, so that few large and many small experts keep the
+// threads equally busy. product_of(e) tells the product of expert e.
+template <typename ProductOf>
+void run_experts(const Context& ctx, const GroupedGemmArgs& args, const ProductOf& product_of) {
+  check_offsets(args);
+  const int64_t experts = args.w_EOI.shape[0];
+  const auto tiling_of = [&](int64_t e) {
+    const Product c = product_of(e).c;
+    const bool nothing = c.accumulate && c.inner == 0;
+    return nothing ? Tiling{} : tile_product(c.rows, c.columns, c.inner);
+  };
+  int64_t tiles = 0;
+  for (int64_t e = 0; e < experts; ++e) tiles += tiling_of(e).count();
+  const OneThreadPerProduct guard;
+  parallel_items(ctx, tiles, [&](int64_t item, int) {
+    int64_t e = 0;
+    int64_t tile = item;
+    Tiling tiling = tiling_of(e);
+    for (; tile >= tiling.count(); tiling = tiling_of(++e)) tile -= tiling.count();
+    const ExpertProduct product = product_of(e);
+    sgemm_tile(product.c, product.a, product.b, tiling, tile);
+  });
+}
+
+// Views of expert e.
+struct Expert {
+  explicit Expert(const GroupedGemmArgs& args, int64_t e)
+      : rows(args.offsets_E1.i64()[e + 1] - args.offsets_E1.i64()[e]),
+        in(args.w_EOI.shape[2]),
+        out(args.w_EOI.shape[1]),
+        x(args.x_NI.f32() + args.offsets_E1.i64()[e] * args.x_NI.row_stride),
+        w(args.w_EOI.f32() + e * args.w_EOI.row_stride),
+        y(args.y_NO.f32() + args.offsets_E1.i64()[e] * args.y_NO.row_stride) {}
+  int64_t rows, in, out;
+  float *x, *w, *y;
+};
+
+}  // namespace
+
+void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
+  run_experts(ctx, args, [&](int64_t index) {
+    const Expert e(args, index);
+    return ExpertProduct{
+        {.data = e.y, .stride = args.y_NO.row_stride, .rows = e.rows, .columns = e.out, .inner = e.in},
+        {e.x, args.x_NI.row_stride, false},
+        {e.w, e.in, true}};
+  });
+}
+
+void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
+  run_experts(ctx, args, [&](int64_t index) {
+    const Expert e(args, index);
+    return ExpertProduct{
+        {.data = e.x, .stride = args.x_NI.row_stride, .rows = e.rows, .columns = e.in, .inner = e.out},
+        {e.y, args.y_NO.row_stride, false},
+        {e.w, e.in, false}};
+  });
+}
+
+void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
+  run_experts(ctx, args, [&](int64_t index) {
+    const Expert e(args, index);
+    return ExpertProduct{
+        {.data = e.w, .stride = e.in, .rows = e.out, .columns = e.in, .inner = e.rows, .accumulate = true},
+        {e.y, args.y_NO.row_stride, true},
+        {e.x, args.x_NI.row_stride, false}};
+  });
+}
+
+}  // namespace biomoe::cpu

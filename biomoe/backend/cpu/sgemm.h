@@ -1,0 +1,54 @@
+// Row-major single-precision products on the calling thread, by oneDNN.
+#pragma once
+
+#include <cstdint>
+
+namespace biomoe::cpu {
+
+// While one lives, the oneDNN calls of this thread, and of the threads of parallel regions that it opens,
+// start no threads of their own. Every function that calls sgemm() holds one.
+class OneThreadPerProduct {
+ public:
+  OneThreadPerProduct();
+  ~OneThreadPerProduct();
+  OneThreadPerProduct(const OneThreadPerProduct&) = delete;
+  OneThreadPerProduct& operator=(const OneThreadPerProduct&) = delete;
+
+ private:
+  int threads_before_;
+};
+
+// An operand as it lies in memory; `stride` elements from one row to the next.
+struct Matrix {
+  const float* data = nullptr;
+  int64_t stride = 0;
+  bool transposed = false;
+};
+
+// The result, and how it is written.
+struct Product {
+  float* data = nullptr;
+  int64_t stride = 0;
+  int64_t rows = 0;     // M
+  int64_t columns = 0;  // N
+  int64_t inner = 0;    // the size summed over
+  bool accumulate = false;
+};
+
+// c = a b, or c += a b. Any size may be 0; without accumulate what c held is ignored, NaN included.
+// Terminates the program if oneDNN refuses (out of memory): it is called where nothing may be thrown.
+void sgemm(const Product& c, const Matrix& a, const Matrix& b);
+
+// How a product of `rows` x `columns` is cut into tiles that different threads may compute. It depends on the
+// sizes alone, so that the order of every sum, and with it the result, is the same for any number of threads.
+struct Tiling {
+  int64_t row_tiles = 0;
+  int64_t column_tiles = 0;
+  int64_t count() const { return row_tiles * column_tiles; }
+};
+Tiling tile_product(int64_t rows, int64_t columns, int64_t inner);
+
+// Computes tile `tile` of [0, tiling.count()).
+void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile);
+
+}  // namespace biomoe::cpu
