@@ -10,6 +10,7 @@ if(NOT TARGET yaml-cpp::yaml-cpp)  # yaml-cpp before 0.8 exports an un-namespace
   target_link_libraries(yaml-cpp::yaml-cpp INTERFACE yaml-cpp)
 endif()
 find_package(dnnl REQUIRED)
+find_package(ZLIB REQUIRED)  # checksums of checkpoints; htslib brings it
 
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(htslib REQUIRED IMPORTED_TARGET htslib)

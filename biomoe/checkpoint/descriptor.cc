@@ -1,0 +1,42 @@
+#include "biomoe/checkpoint/descriptor.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "biomoe/core/error.h"
+
+namespace biomoe {
+
+int Descriptor::close_now() {
+  if (fd_ < 0) return 0;
+  return close(std::exchange(fd_, -1));
+}
+
+Descriptor open_regular_file(const std::filesystem::path& path) {
+  Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file) throw user_error("{}: cannot open: {}", path.string(), std::strerror(errno));
+  struct stat info {};
+  if (fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
+    throw user_error("{}: not a regular file", path.string());
+  }
+  return file;
+}
+
+std::vector<std::string> folder_names(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder, error);
+  for (const std::filesystem::directory_iterator end; !error && entry != end; entry.increment(error)) {
+    names.push_back(entry->path().filename().string());
+  }
+  if (error) throw user_error("{}: cannot list the folder: {}", folder.string(), error.message());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace biomoe

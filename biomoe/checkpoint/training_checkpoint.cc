@@ -1,0 +1,342 @@
+#include "biomoe/checkpoint/training_checkpoint.h"
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <set>
+#include <tuple>
+
+#include "biomoe/checkpoint/checkpoint_manifest.h"
+#include "biomoe/checkpoint/descriptor.h"
+#include "biomoe/checkpoint/json_text.h"
+#include "biomoe/checkpoint/staging_folder.h"
+#include "biomoe/checkpoint/tensor_index.h"
+#include "biomoe/core/error.h"
+#include "biomoe/core/file.h"
+#include "biomoe/core/version.h"
+
+namespace biomoe {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr char kFormat[] = "biomoe-training";
+constexpr int64_t kFormatVersion = 1;
+constexpr char kStateFile[] = "state.json";
+constexpr char kPointerFile[] = "latest";
+constexpr char kStepPrefix[] = "step_";
+constexpr size_t kMaxStepDigits = 18;  // fits 63 bits
+
+std::optional<int64_t> step_of(std::string_view name) {
+  const std::string_view prefix = kStepPrefix;
+  if (name.substr(0, prefix.size()) != prefix) return std::nullopt;
+  name.remove_prefix(prefix.size());
+  if (name.empty() || name.size() > kMaxStepDigits || name.find_first_not_of("0123456789") != name.npos ||
+      (name.size() > 1 && name.front() == '0')) {
+    return std::nullopt;
+  }
+  return std::stoll(std::string(name));
+}
+
+void check_groups(const std::vector<TensorGroup>& groups) {
+  std::set<std::string> names;
+  for (const auto& group : groups) {
+    const bool plain =
+        !group.name.empty() && std::all_of(group.name.begin(), group.name.end(),
+                                           [](unsigned char c) { return std::isalnum(c) || c == '_'; });
+    BM_CHECK(plain && names.insert(group.name).second, "the tensor group name '{}' is odd or given twice",
+             group.name);
+    std::set<std::string> tensors;
+    for (const auto& tensor : group.tensors) {
+      BM_CHECK(tensor.view && tensor.view.contiguous(), "{}/{} is absent or not contiguous", group.name,
+               tensor.name);
+      BM_CHECK(tensors.insert(tensor.name).second, "{}/{} is given twice", group.name, tensor.name);
+    }
+  }
+}
+
+FileDigest write_json(const fs::path& path, const json& value) {
+  try {
+    return write_with_digest(path, value.dump(2) + "\n");
+  } catch (const json::exception&) {
+    throw failure("{}: the state holds text that is not UTF-8", path.string());
+  }
+}
+
+// The first disagreement of the tensors asked for and the tensors there, if any.
+void check_tensors(const TensorFolder& there, const TensorGroup& group) {
+  std::set<std::string> wanted;
+  for (const auto& tensor : group.tensors) {
+    wanted.insert(tensor.name);
+    const auto place = there.find(tensor.name);
+    if (!place) {
+      throw user_error("{}: the checkpoint has no tensor {} {}, which the model needs", there.origin(),
+                       quote(tensor.name), tensor.view.shape.str());
+    }
+    if (!(place.entry->shape == tensor.view.shape)) {
+      throw user_error("{}: tensor {} is {} in the checkpoint, {} in the model", there.origin(),
+                       quote(tensor.name), place.entry->shape.str(), tensor.view.shape.str());
+    }
+    if (place.entry->dtype != tensor.view.dtype) {
+      throw user_error("{}: tensor {} is {} in the checkpoint, {} in the model", there.origin(),
+                       quote(tensor.name), dtype_name(place.entry->dtype), dtype_name(tensor.view.dtype));
+    }
+  }
+  for (const auto& [name, place] : there.tensors()) {
+    if (!wanted.count(name)) {
+      throw user_error("{}: the checkpoint has a tensor {} {}, for which the model has no place",
+                       there.origin(), quote(name), place.entry->shape.str());
+    }
+  }
+}
+
+}  // namespace
+
+uint64_t total_bytes(const std::vector<TensorGroup>& groups) {
+  uint64_t bytes = 0;
+  for (const auto& group : groups) {
+    for (const auto& tensor : group.tensors) bytes += tensor.view.bytes();
+  }
+  return bytes;
+}
+
+CheckpointStore::CheckpointStore(fs::path folder, CheckpointOptions options)
+    : folder_(std::move(folder)), options_(std::move(options)) {
+  BM_CHECK(options_.max_checkpoints >= 0, "max_checkpoints={} is negative", options_.max_checkpoints);
+}
+
+fs::path CheckpointStore::step_path(int64_t step) const {
+  return folder_ / fmt::format("{}{}", kStepPrefix, step);
+}
+
+SaveReport CheckpointStore::save(int64_t step, const std::vector<TensorGroup>& groups,
+                                 const json& state) const {
+  BM_CHECK(step >= 0 && step_of(fmt::format("{}{}", kStepPrefix, step)), "step {} cannot name a checkpoint",
+           step);
+  BM_CHECK(!groups.empty() && state.is_object(), "a checkpoint needs tensors and a state object");
+  check_groups(groups);
+  const auto start = std::chrono::steady_clock::now();
+  SaveReport report;
+  report.step = step;
+  report.path = step_path(step);
+  try {
+    std::error_code error;
+    if (fs::create_directories(folder_, error)) sync_folder(fs::absolute(folder_).parent_path());
+    if (error) throw failure("{}: cannot create the folder: {}", folder_.string(), error.message());
+    remove_leftovers(folder_, kStepPrefix);
+    StagingFolder staging(report.path);
+    write_files(staging.path(), step, groups, state, report);
+    staging.commit();
+  } catch (const Error& error) {
+    throw failure("checkpoint {} was not saved, the ones before it are untouched: {}", report.path.string(),
+                  error.what());
+  }
+  try {
+    replace_file(folder_ / kPointerFile, report.path.filename().string() + "\n");
+  } catch (const Error& error) {
+    std::error_code ignored;
+    fs::remove(folder_ / (std::string(kPointerFile) + ".tmp"), ignored);
+    throw failure("checkpoint {} is saved, but the pointer to it is not: {}", report.path.string(),
+                  error.what());
+  }
+  prune(report);
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+void CheckpointStore::write_files(const fs::path& into, int64_t step, const std::vector<TensorGroup>& groups,
+                                  const json& state, SaveReport& report) const {
+  CheckpointManifest manifest;
+  std::vector<std::string> names;
+  for (const auto& group : groups) {
+    names.push_back(group.name);
+    std::vector<TensorSpec> specs;
+    for (const auto& tensor : group.tensors)
+      specs.push_back({tensor.name, tensor.view.dtype, tensor.view.shape});
+    const auto source = [&](size_t i, SafetensorsWriter& writer) {
+      writer.write(group.tensors[i].view.data, group.tensors[i].view.bytes());
+    };
+    manifest.files.merge(write_tensors(into, specs, source,
+                                       {.stem = group.name, .max_shard_bytes = options_.max_shard_bytes}));
+  }
+  const auto before = list();
+  const int64_t save_index = before.empty() ? 1 : before.back().save_index + 1;
+  manifest.files[kStateFile] = write_json(into / kStateFile, {{"format", kFormat},
+                                                              {"format_version", kFormatVersion},
+                                                              {"biomoe_version", kVersion},
+                                                              {"step", step},
+                                                              {"save_index", save_index},
+                                                              {"groups", names},
+                                                              {"state", state}});
+  report.bytes = manifest.write(into).bytes;
+  for (const auto& [name, digest] : manifest.files) report.bytes += digest.bytes;
+}
+
+json CheckpointStore::load(int64_t step, const std::vector<TensorGroup>& groups) const {
+  return load_checkpoint(step_path(step), groups).state;
+}
+
+std::vector<CheckpointInfo> CheckpointStore::list() const {
+  std::vector<CheckpointInfo> found;
+  std::error_code error;
+  if (!fs::is_directory(folder_, error)) return found;
+  for (const std::string& name : folder_names(folder_)) {
+    const auto step = step_of(name);
+    if (!step) continue;
+    const fs::path path = folder_ / name;
+    try {
+      const CheckpointHeader header = read_checkpoint_header(path);
+      if (header.step == *step && CheckpointManifest::read(path).check_sizes(path).empty()) {
+        found.push_back({*step, header.save_index, path});
+      }
+    } catch (const Error&) {
+      // Not a complete checkpoint: not listed. verify() says what is wrong with it.
+    }
+  }
+  std::sort(found.begin(), found.end(), [](const CheckpointInfo& a, const CheckpointInfo& b) {
+    return std::tie(a.save_index, a.step) < std::tie(b.save_index, b.step);
+  });
+  return found;
+}
+
+std::optional<CheckpointInfo> CheckpointStore::latest() const {
+  std::error_code error;
+  if (!fs::exists(folder_ / kPointerFile, error)) return std::nullopt;
+  std::string name = read_file(folder_ / kPointerFile, 4096);
+  if (!name.empty() && name.back() == '\n') name.pop_back();
+  const auto step = step_of(name);
+  for (const auto& info : list()) {
+    if (step && info.step == *step) return info;
+  }
+  return std::nullopt;
+}
+
+std::optional<CheckpointInfo> CheckpointStore::latest_good() const {
+  std::vector<CheckpointInfo> complete = list();
+  std::error_code error;
+  const auto pointed = latest();
+  if (!pointed && fs::exists(folder_ / kPointerFile, error)) {
+    warn(fmt::format("{}: names no complete checkpoint", (folder_ / kPointerFile).string()));
+  }
+  for (; !complete.empty(); complete.pop_back()) {
+    const CheckpointInfo& candidate = complete.back();
+    const VerifyResult result = verify_checkpoint(candidate.path);
+    if (result.ok()) return candidate;
+    warn(fmt::format("checkpoint {} is damaged and passed over: {}", candidate.path.string(),
+                     result.problems.front()));
+  }
+  return std::nullopt;
+}
+
+VerifyResult CheckpointStore::verify(int64_t step) const {
+  return verify_checkpoint(step_path(step));
+}
+
+void CheckpointStore::prune(SaveReport& report) const {
+  if (options_.max_checkpoints == 0) return;
+  std::vector<CheckpointInfo> complete = list();
+  const auto keep = static_cast<size_t>(options_.max_checkpoints);
+  if (complete.size() <= keep) return;
+  const VerifyResult written = verify_checkpoint(report.path);
+  if (!written.ok()) {
+    throw failure("checkpoint {} does not read back as written, older ones are kept: {}",
+                  report.path.string(), written.problems.front());
+  }
+  const size_t surplus = complete.size() - keep;
+  for (size_t i = 0; i < surplus; ++i) {
+    if (complete[i].step == report.step) continue;
+    remove_folder(complete[i].path);
+    report.pruned.push_back(complete[i].path);
+  }
+}
+
+void CheckpointStore::warn(const std::string& line) const {
+  if (options_.warn) options_.warn(line);
+}
+
+CheckpointHeader read_checkpoint_header(const fs::path& step_folder) {
+  const std::string origin = (step_folder / kStateFile).string();
+  const json file = read_json(step_folder / kStateFile);
+  const auto text = [&](const char* key) {
+    if (!file.is_object() || !file.contains(key) || !file.at(key).is_string()) {
+      throw user_error("{}: not the state of a training checkpoint ({} is missing)", origin, key);
+    }
+    return file.at(key).get<std::string>();
+  };
+  const auto count = [&](const char* key) {
+    if (!file.contains(key) || !file.at(key).is_number_unsigned() || file.at(key).get<uint64_t>() >> 62) {
+      throw user_error("{}: {} is missing or not a count", origin, key);
+    }
+    return file.at(key).get<int64_t>();
+  };
+  if (text("format") != kFormat) throw user_error("{}: format {} is unknown", origin, quote(text("format")));
+  CheckpointHeader header;
+  header.biomoe_version = text("biomoe_version");
+  if (const int64_t version = count("format_version"); version != kFormatVersion) {
+    throw user_error("{}: format version {} was written by biomoe {}; this program reads version {}", origin,
+                     version, header.biomoe_version, kFormatVersion);
+  }
+  header.step = count("step");
+  header.save_index = count("save_index");
+  if (!file.contains("groups") || !file.at("groups").is_array() || !file.contains("state") ||
+      !file.at("state").is_object()) {
+    throw user_error("{}: groups or state is missing", origin);
+  }
+  for (const auto& name : file.at("groups")) {
+    if (!name.is_string()) throw user_error("{}: groups holds something that is no name", origin);
+    header.groups.push_back(name.get<std::string>());
+  }
+  header.state = file.at("state");
+  return header;
+}
+
+CheckpointHeader load_checkpoint(const fs::path& step_folder, const std::vector<TensorGroup>& groups) {
+  check_groups(groups);
+  CheckpointHeader header = read_checkpoint_header(step_folder);
+  std::vector<TensorFolder> folders;
+  for (const auto& group : groups) {
+    if (std::find(header.groups.begin(), header.groups.end(), group.name) == header.groups.end()) {
+      throw user_error("{}: the checkpoint holds no {} tensors", step_folder.string(), quote(group.name));
+    }
+    check_tensors(folders.emplace_back(step_folder, group.name), group);
+  }
+  for (size_t i = 0; i < groups.size(); ++i) {
+    for (const auto& tensor : groups[i].tensors) {
+      const auto place = folders[i].find(tensor.name);
+      place.file->read(*place.entry, tensor.view.data);
+    }
+  }
+  return header;
+}
+
+VerifyResult verify_checkpoint(const fs::path& step_folder) {
+  VerifyResult result;
+  try {
+    const CheckpointManifest manifest = CheckpointManifest::read(step_folder);
+    result = manifest.verify(step_folder);
+    const CheckpointHeader header = read_checkpoint_header(step_folder);
+    for (const auto& group : header.groups) TensorFolder(step_folder, group);
+  } catch (const Error& error) {
+    result.problems.push_back(error.what());
+  }
+  return result;
+}
+
+bool is_training_checkpoint(const fs::path& folder) {
+  std::error_code error;
+  return fs::exists(folder / kStateFile, error);
+}
+
+fs::path find_checkpoint(const fs::path& path, const std::function<void(const std::string&)>& warn) {
+  if (is_training_checkpoint(path)) return path;
+  std::error_code error;
+  for (const fs::path& folder : {path, path / "checkpoints"}) {
+    if (!fs::is_directory(folder, error)) continue;
+    const auto good = CheckpointStore(folder, {.warn = warn}).latest_good();
+    if (good) return good->path;
+  }
+  throw user_error("{}: holds no complete training checkpoint", path.string());
+}
+
+}  // namespace biomoe

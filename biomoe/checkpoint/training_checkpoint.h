@@ -1,0 +1,125 @@
+// Training checkpoints: a run's checkpoints/step_N folders. See docs/checkpoints.md for the files.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "biomoe/checkpoint/checksum.h"
+#include "biomoe/core/tensor_view.h"
+
+namespace biomoe {
+
+struct NamedTensor {
+  std::string name;
+  TensorView view;  // contiguous; all element types
+};
+
+// Tensors saved together under one stem: "model", "exp_avg", "exp_avg_sq", ...
+struct TensorGroup {
+  std::string name;  // letters, digits and underscores
+  std::vector<NamedTensor> tensors;
+};
+
+uint64_t total_bytes(const std::vector<TensorGroup>& groups);
+
+struct CheckpointOptions {
+  int64_t max_checkpoints = 0;                         // kept after a save; 0: all
+  uint64_t max_shard_bytes = uint64_t{4'000'000'000};  // of one safetensors file
+  std::function<void(const std::string&)> warn;  // told one line; may be called from the thread that saves
+};
+
+struct SaveReport {
+  int64_t step = 0;
+  std::filesystem::path path;
+  uint64_t bytes = 0;  // of all files
+  double seconds = 0;
+  std::vector<std::filesystem::path> pruned;
+};
+
+struct CheckpointInfo {
+  int64_t step = 0;
+  int64_t save_index = 0;  // grows by one a save in a folder: the order in which checkpoints were made
+  std::filesystem::path path;
+};
+
+struct VerifyResult {
+  std::vector<std::string> problems;  // one line each
+  uint64_t bytes = 0;                 // checked
+  int64_t files = 0;
+  bool ok() const { return problems.empty(); }
+};
+
+// The checkpoints folder of a run. One process saves at a time; any number may read.
+class CheckpointStore {
+ public:
+  // The folder need not exist before the first save.
+  explicit CheckpointStore(std::filesystem::path folder, CheckpointOptions options = {});
+
+  // Writes step_N beside its place, fsyncs every file and folder, renames it into place and replaces the
+  // pointer `latest`. A crash at any moment leaves the checkpoints before it as they were. Saving a step that
+  // exists replaces it. Afterwards the oldest beyond max_checkpoints are deleted, but only once the new one
+  // has been read back and its checksums agree. Leftovers of dead saves are removed first. `state` is an
+  // object of the trainer's own (see TrainingState). failure, one line, when the disk is full or refuses:
+  // nothing of the attempt stays, what was there stays.
+  SaveReport save(int64_t step, const std::vector<TensorGroup>& groups, const nlohmann::json& state) const;
+
+  // Fills the views of `groups` from step_N and returns its state; see load_checkpoint.
+  nlohmann::json load(int64_t step, const std::vector<TensorGroup>& groups) const;
+
+  // Checkpoints with all their files, each of its size, in the order they were saved.
+  std::vector<CheckpointInfo> list() const;
+  // What the pointer names, if it names a complete checkpoint.
+  std::optional<CheckpointInfo> latest() const;
+  // The last one saved whose checksums verify. Warns when that is not the last one, with what is wrong with
+  // those passed over. Reads every byte of the ones it tries.
+  std::optional<CheckpointInfo> latest_good() const;
+  VerifyResult verify(int64_t step) const;
+
+  std::filesystem::path step_path(int64_t step) const;
+  const std::filesystem::path& folder() const { return folder_; }
+  void warn(const std::string& line) const;  // through options.warn
+
+ private:
+  void write_files(const std::filesystem::path& into, int64_t step, const std::vector<TensorGroup>& groups,
+                   const nlohmann::json& state, SaveReport& report) const;
+  void prune(SaveReport& report) const;
+
+  std::filesystem::path folder_;
+  CheckpointOptions options_;
+};
+
+// What state.json holds besides the trainer's state.
+struct CheckpointHeader {
+  int64_t step = 0;
+  int64_t save_index = 0;
+  std::string biomoe_version;       // that wrote it
+  std::vector<std::string> groups;  // stems
+  nlohmann::json state;             // the trainer's
+};
+
+// The header of a step folder. user_error when it is none, is damaged, or was written by a newer format.
+CheckpointHeader read_checkpoint_header(const std::filesystem::path& step_folder);
+
+// Fills the views of `groups` (a part of the checkpoint's groups will do) and returns the header. Everything
+// is checked before the first byte is copied: user_error naming the first tensor that one side lacks or whose
+// shape or type differ, or the file that is damaged. Checksums are not computed: verify first.
+CheckpointHeader load_checkpoint(const std::filesystem::path& step_folder,
+                                 const std::vector<TensorGroup>& groups);
+
+// Structure, sizes and checksums of every file. Never throws for what is wrong with the files.
+VerifyResult verify_checkpoint(const std::filesystem::path& step_folder);
+
+bool is_training_checkpoint(const std::filesystem::path& folder);  // has a state.json
+
+// A step folder from what a user names: itself, a checkpoints folder, or a run folder that has one (their
+// latest good one). user_error when there is none.
+std::filesystem::path find_checkpoint(const std::filesystem::path& path,
+                                      const std::function<void(const std::string&)>& warn = {});
+
+}  // namespace biomoe
