@@ -14,13 +14,34 @@ constexpr size_t align_up(size_t bytes, size_t alignment = kArenaAlignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
+// Gives out tensors: from real memory (Arena) or by counting only (ArenaPlanner), so that the code which lays memory out
+// is also the code which plans it.
+class TensorAllocator {
+ public:
+  virtual ~TensorAllocator() = default;
+  virtual TensorView tensor(DType dtype, Shape shape) = 0;
+};
+
+// Counts the bytes that the same calls would take from an Arena; the views it returns must not be read.
+class ArenaPlanner : public TensorAllocator {
+ public:
+  TensorView tensor(DType dtype, Shape shape) override {
+    used_ += align_up(static_cast<size_t>(shape.num_elements()) * dtype_size(dtype));
+    return TensorView(nullptr, dtype, shape);
+  }
+  size_t used() const { return used_; }
+
+ private:
+  size_t used_ = 0;
+};
+
 // Not thread-safe. Memory is page-aligned and reads as zero until written. Move-only.
-class Arena {
+class Arena : public TensorAllocator {
  public:
   Arena() = default;
   // Throws Error(kFailure) with the byte count when the system refuses the memory.
   explicit Arena(size_t capacity_bytes, const char* name = "arena");
-  ~Arena();
+  ~Arena() override;
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;
   Arena(const Arena&) = delete;
@@ -28,7 +49,7 @@ class Arena {
 
   // Never allocates from the system; throws when the planned capacity is exceeded.
   void* allocate(size_t bytes);
-  TensorView tensor(DType dtype, Shape shape);
+  TensorView tensor(DType dtype, Shape shape) override;
 
   // Scoped use: everything allocated after mark() is given back by release(mark).
   size_t mark() const { return used_; }

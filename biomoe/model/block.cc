@@ -1,0 +1,177 @@
+#include "biomoe/model/block.h"
+
+#include <fmt/format.h>
+
+#include "biomoe/ops/gemm.h"
+#include "biomoe/ops/rms_norm.h"
+#include "biomoe/ops/rope.h"
+
+namespace biomoe {
+namespace {
+
+struct QkvBands {
+  TensorView q, k, v;
+};
+
+QkvBands split_qkv(const TensorView& qkv_TC, const AttentionShape& shape) {
+  const int64_t q = shape.num_heads * shape.head_dim, kv = shape.num_key_value_heads * shape.head_dim;
+  return {qkv_TC.columns(0, q), qkv_TC.columns(q, kv), qkv_TC.columns(q + kv, kv)};
+}
+
+RopeArgs rope_of(const BlockInputs& inputs, TensorView x_TC, bool inverse) {
+  return {.x_TC = x_TC,
+          .positions_T = inputs.positions_T,
+          .cos_SK2 = inputs.cos_SK2,
+          .sin_SK2 = inputs.sin_SK2,
+          .num_heads = inputs.attention.num_heads + inputs.attention.num_key_value_heads,
+          .head_dim = inputs.attention.head_dim,
+          .inverse = inverse};
+}
+
+}  // namespace
+
+BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& config, float* arena, int64_t layer) {
+  auto view = [&](const char* name) {
+    return parameters.view(arena, parameters.find(fmt::format("model.layers.{}.{}", layer, name)));
+  };
+  BlockWeights weights;
+  weights.norm1_D = view("input_layernorm.weight");
+  // q, k and v lie one after the other in the arena (see ParameterList).
+  weights.qkv_CD = TensorView(view("self_attn.q_proj.weight").data, DType::kF32,
+                              Shape{config.qkv_width(), config.hidden_size});
+  weights.out_DA = view("self_attn.o_proj.weight");
+  weights.norm2_D = view("post_attention_layernorm.weight");
+  weights.moe.gate_ED = view("mlp.gate.weight");
+  weights.moe.gate_up_E2FD = view("mlp.experts.gate_up_proj");
+  weights.moe.down_EDF = view("mlp.experts.down_proj");
+  return weights;
+}
+
+MoeShape moe_shape(const ModelConfig& config) {
+  return {.width = config.hidden_size,
+          .expert_width = config.intermediate_size,
+          .experts = config.num_local_experts,
+          .top_k = config.num_experts_per_tok};
+}
+
+AttentionShape attention_shape(const ModelConfig& config, int64_t max_seqlen) {
+  return {.num_heads = config.num_attention_heads,
+          .num_key_value_heads = config.num_key_value_heads,
+          .head_dim = config.key_width(),
+          .max_seqlen = max_seqlen,
+          .window = config.sliding_window};
+}
+
+BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& config, int64_t tokens) {
+  const int64_t T = tokens, D = config.hidden_size, A = config.num_attention_heads * config.key_width();
+  BlockSaved saved;
+  saved.norm1_TD = allocator.tensor(DType::kF32, {T, D});
+  saved.rstd1_T = allocator.tensor(DType::kF32, {T});
+  saved.qkv_TC = allocator.tensor(DType::kF32, {T, config.qkv_width()});
+  saved.attn_TA = allocator.tensor(DType::kF32, {T, A});
+  saved.lse_HT = allocator.tensor(DType::kF32, {config.num_attention_heads, T});
+  saved.mid_TD = allocator.tensor(DType::kF32, {T, D});
+  saved.norm2_TD = allocator.tensor(DType::kF32, {T, D});
+  saved.rstd2_T = allocator.tensor(DType::kF32, {T});
+  saved.moe = allocate_moe_saved(allocator, moe_shape(config), T);
+  return saved;
+}
+
+BlockWorkspace allocate_block_workspace(TensorAllocator& allocator, const ModelConfig& config, int64_t tokens,
+                                        bool training) {
+  BlockWorkspace workspace;
+  workspace.delta_TD = allocator.tensor(DType::kF32, {tokens, config.hidden_size});
+  if (training) {
+    workspace.dnorm_TD = allocator.tensor(DType::kF32, {tokens, config.hidden_size});
+    workspace.dattn_TA = allocator.tensor(DType::kF32, {tokens, config.num_attention_heads * config.key_width()});
+    workspace.dqkv_TC = allocator.tensor(DType::kF32, {tokens, config.qkv_width()});
+  }
+  workspace.moe = allocate_moe_workspace(allocator, moe_shape(config), tokens, training);
+  return workspace;
+}
+
+void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights, TensorView previous_mid_TD,
+                   const BlockSaved& saved, const BlockWorkspace& workspace, const LayerRoutingStats& stats,
+                   bool route_only) {
+  rms_norm_forward(ctx, {.x_TD = previous_mid_TD ? workspace.delta_TD : saved.x_TD,
+                         .residual_TD = previous_mid_TD,
+                         .weight_D = weights.norm1_D,
+                         .sum_TD = previous_mid_TD ? saved.x_TD : TensorView(),
+                         .y_TD = saved.norm1_TD,
+                         .rstd_T = saved.rstd1_T,
+                         .eps = inputs.rms_norm_eps});
+  gemm(ctx, {.a = saved.norm1_TD, .b = weights.qkv_CD, .c = saved.qkv_TC, .transpose_b = true});
+  rope(ctx, rope_of(inputs, saved.qkv_TC, false));
+  const QkvBands bands = split_qkv(saved.qkv_TC, inputs.attention);
+  attention_forward(ctx, {.shape = inputs.attention,
+                          .q_TC = bands.q,
+                          .k_TC = bands.k,
+                          .v_TC = bands.v,
+                          .cu_seqlens_B1 = inputs.cu_seqlens_B1,
+                          .out_TC = saved.attn_TA,
+                          .lse_HT = saved.lse_HT});
+  gemm(ctx, {.a = saved.attn_TA, .b = weights.out_DA, .c = workspace.delta_TD, .transpose_b = true});
+  rms_norm_forward(ctx, {.x_TD = workspace.delta_TD,
+                         .residual_TD = saved.x_TD,
+                         .weight_D = weights.norm2_D,
+                         .sum_TD = saved.mid_TD,
+                         .y_TD = saved.norm2_TD,
+                         .rstd_T = saved.rstd2_T,
+                         .eps = inputs.rms_norm_eps});
+  if (route_only) {
+    moe_route(ctx, weights.moe, saved.norm2_TD, saved.moe, workspace.moe, stats);
+    return;
+  }
+  moe_forward(ctx, inputs.expert_ffn_mode, inputs.moe, weights.moe, saved.norm2_TD, saved.moe, workspace.moe, stats,
+              workspace.delta_TD);
+}
+
+void block_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
+                    const BlockWeights& gradients, const BlockSaved& saved, const BlockWorkspace& workspace,
+                    const BlockAuxGradient& aux, TensorView dstream_TD) {
+  moe_backward(ctx, inputs.expert_ffn_mode, inputs.moe, weights.moe, gradients.moe, saved.moe, workspace.moe,
+               {.x_TD = saved.norm2_TD,
+                .dy_TD = dstream_TD,
+                .dx_TD = workspace.dnorm_TD,
+                .balance_E = aux.balance_E,
+                .z_scale = aux.z_scale});
+  rms_norm_backward(ctx, {.dy_TD = workspace.dnorm_TD,
+                          .sum_TD = saved.mid_TD,
+                          .weight_D = weights.norm2_D,
+                          .rstd_T = saved.rstd2_T,
+                          .dresidual_TD = dstream_TD,
+                          .dx_TD = dstream_TD,
+                          .dweight_D = gradients.norm2_D});
+  gemm(ctx,
+       {.a = dstream_TD, .b = saved.attn_TA, .c = gradients.out_DA, .transpose_a = true, .accumulate = true});
+  gemm(ctx, {.a = dstream_TD, .b = weights.out_DA, .c = workspace.dattn_TA});
+  const QkvBands bands = split_qkv(saved.qkv_TC, inputs.attention);
+  const QkvBands dbands = split_qkv(workspace.dqkv_TC, inputs.attention);
+  attention_backward(ctx, {.shape = inputs.attention,
+                           .q_TC = bands.q,
+                           .k_TC = bands.k,
+                           .v_TC = bands.v,
+                           .cu_seqlens_B1 = inputs.cu_seqlens_B1,
+                           .out_TC = saved.attn_TA,
+                           .lse_HT = saved.lse_HT,
+                           .dout_TC = workspace.dattn_TA,
+                           .dq_TC = dbands.q,
+                           .dk_TC = dbands.k,
+                           .dv_TC = dbands.v});
+  rope(ctx, rope_of(inputs, workspace.dqkv_TC, true));
+  gemm(ctx, {.a = workspace.dqkv_TC,
+             .b = saved.norm1_TD,
+             .c = gradients.qkv_CD,
+             .transpose_a = true,
+             .accumulate = true});
+  gemm(ctx, {.a = workspace.dqkv_TC, .b = weights.qkv_CD, .c = workspace.dnorm_TD});
+  rms_norm_backward(ctx, {.dy_TD = workspace.dnorm_TD,
+                          .sum_TD = saved.x_TD,
+                          .weight_D = weights.norm1_D,
+                          .rstd_T = saved.rstd1_T,
+                          .dresidual_TD = dstream_TD,
+                          .dx_TD = dstream_TD,
+                          .dweight_D = gradients.norm1_D});
+}
+
+}  // namespace biomoe

@@ -1,0 +1,80 @@
+// One transformer block: norm -> attention -> residual -> norm -> mixture of experts. Forward, then backward under it.
+#pragma once
+
+#include "biomoe/core/arena.h"
+#include "biomoe/core/context.h"
+#include "biomoe/model/model_config.h"
+#include "biomoe/model/parameters.h"
+#include "biomoe/moe/moe_layer.h"
+#include "biomoe/ops/attention.h"
+
+namespace biomoe {
+
+// The block's parameters, or their gradients.
+struct BlockWeights {
+  TensorView norm1_D;
+  TensorView qkv_CD;  // q, k and v projections as one matrix, C = (H + 2G) * K
+  TensorView out_DA;  // A = H * K
+  TensorView norm2_D;
+  MoeWeights moe;
+};
+BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& config, float* arena, int64_t layer);
+
+// What forward leaves for backward. The residual stream enters as x and becomes mid = x + attention(norm1(x)); the
+// block's other output, delta = moe(norm2(mid)), is added by whatever norm comes next.
+struct BlockSaved {
+  TensorView x_TD;
+  TensorView norm1_TD;
+  TensorView rstd1_T;
+  TensorView qkv_TC;  // after the rotary embedding
+  TensorView attn_TA;
+  TensorView lse_HT;
+  TensorView mid_TD;
+  TensorView norm2_TD;
+  TensorView rstd2_T;
+  MoeSaved moe;
+};
+// Everything but x_TD, which outlives a recomputed block.
+BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& config, int64_t tokens);
+
+// Shared by all blocks.
+struct BlockWorkspace {
+  TensorView delta_TD;
+  TensorView dnorm_TD;  // backward only, as the next two
+  TensorView dattn_TA;
+  TensorView dqkv_TC;
+  MoeWorkspace moe;
+};
+BlockWorkspace allocate_block_workspace(TensorAllocator& allocator, const ModelConfig& config, int64_t tokens,
+                                        bool training);
+
+// What is the same for every block of one batch.
+struct BlockInputs {
+  AttentionShape attention;
+  MoeShape moe;
+  ExpertFfnMode expert_ffn_mode = ExpertFfnMode::kGroupedLinear;
+  double rms_norm_eps = 1e-5;
+  TensorView cos_SK2, sin_SK2;
+  TensorView positions_T;
+  TensorView cu_seqlens_B1;
+};
+MoeShape moe_shape(const ModelConfig& config);
+AttentionShape attention_shape(const ModelConfig& config, int64_t max_seqlen);
+
+// Where the block's input stream is: already in saved.x_TD (mid absent), or still mid + delta of the block before it
+// (delta is then read from workspace.delta_TD), to be summed into saved.x_TD.
+// route_only stops after the router: saved.moe holds the routing and delta is not written.
+void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights, TensorView previous_mid_TD,
+                   const BlockSaved& saved, const BlockWorkspace& workspace, const LayerRoutingStats& stats,
+                   bool route_only = false);
+
+// dstream_TD holds the gradient of (mid + delta) on entry and of x on return.
+struct BlockAuxGradient {
+  TensorView balance_E;
+  double z_scale = 0;
+};
+void block_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
+                    const BlockWeights& gradients, const BlockSaved& saved, const BlockWorkspace& workspace,
+                    const BlockAuxGradient& aux, TensorView dstream_TD);
+
+}  // namespace biomoe

@@ -1,0 +1,82 @@
+// The mixture-of-experts feed-forward layer: router -> dispatch plan -> permutation -> experts -> combine.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "biomoe/core/arena.h"
+#include "biomoe/core/context.h"
+#include "biomoe/moe/balance_loss.h"
+
+namespace biomoe {
+
+// How the experts' products run: one GEMM per expert (the baseline to compare with), or one grouped GEMM.
+enum class ExpertFfnMode : uint8_t { kLoop, kGroupedLinear };
+inline constexpr std::array<std::string_view, 2> kExpertFfnModeNames{"loop", "grouped_linear"};
+
+struct MoeShape {
+  int64_t width = 0;         // D
+  int64_t expert_width = 0;  // F
+  int64_t experts = 0;       // E
+  int64_t top_k = 0;         // k
+};
+
+// The layer's parameters, or their gradients (same shapes; gradients are accumulated).
+struct MoeWeights {
+  TensorView gate_ED;
+  TensorView gate_up_E2FD;  // gate rows first
+  TensorView down_EDF;
+};
+
+// What forward leaves for backward, for T tokens and N = T*k rows.
+struct MoeSaved {
+  TensorView probs_TE;       // router softmax
+  TensorView experts_Tk;     // i32
+  TensorView weights_Tk;     // renormalised routing weights
+  TensorView router_lse_T;
+  TensorView offsets_E1;     // i64, first row of each expert
+  TensorView row_of_slot_N;  // i32
+  TensorView slot_of_row_N;  // i32
+  TensorView row_weights_N;  // routing weights in row order
+  TensorView gate_up_N2F;    // overwritten by backward
+  TensorView act_NF;         // silu(gate) * up * weight
+};
+MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens);
+
+// Memory shared by all layers, free between calls.
+struct MoeWorkspace {
+  TensorView logits_TE;     // router logits, then their gradient
+  TensorView x_ND;          // rows in expert order
+  TensorView y_ND;          // rows out of, or gradients into, the experts
+  TensorView dact_NF;       // backward only
+  TensorView dprobs_N;      // backward only
+  TensorView dweights_Tk;   // backward only
+};
+MoeWorkspace allocate_moe_workspace(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens, bool training);
+
+// One layer's share of RoutingStats.
+struct LayerRoutingStats {
+  TensorView counts_E, prob_sums_E, z_sum_1;
+};
+
+// y_TD = mixture of the experts of x_TD (assigned). Statistics are accumulated.
+void moe_forward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const MoeWeights& weights, TensorView x_TD,
+                 const MoeSaved& saved, const MoeWorkspace& workspace, const LayerRoutingStats& stats, TensorView y_TD);
+
+// Router alone, for counting: fills the routing part of `saved` and accumulates the statistics.
+void moe_route(Context& ctx, const MoeWeights& weights, TensorView x_TD, const MoeSaved& saved,
+               const MoeWorkspace& workspace, const LayerRoutingStats& stats);
+
+struct MoeBackward {
+  TensorView x_TD;       // what forward read
+  TensorView dy_TD;
+  TensorView dx_TD;      // assigned
+  TensorView balance_E;  // gradient of the load-balancing loss per probability (f32)
+  double z_scale = 0;    // factor of lse^2 in the loss
+};
+void moe_backward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const MoeWeights& weights,
+                  const MoeWeights& gradients, const MoeSaved& saved, const MoeWorkspace& workspace,
+                  const MoeBackward& args);
+
+}  // namespace biomoe
