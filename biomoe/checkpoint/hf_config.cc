@@ -346,7 +346,7 @@ HfConfig read_hf_config(const std::filesystem::path& folder) {
   return parse_hf_config(read_file(path, kMaxConfigBytes), path.string());
 }
 
-json hf_config_json(const ModelConfig& model, const SpecialTokens& tokens, DType dtype) {
+json hf_config_json(const ModelConfig& model, const HfTokenIds& tokens, DType dtype) {
   json object = json::object();
   FieldWriter writer{object};
   ModelConfig copy = model;  // visit() is for reading and writing
@@ -370,7 +370,7 @@ json hf_config_json(const ModelConfig& model, const SpecialTokens& tokens, DType
   return object;
 }
 
-json hf_generation_config_json(const SpecialTokens& tokens) {
+json hf_generation_config_json(const HfTokenIds& tokens) {
   json object = {{"_from_model_config", true}};
   if (tokens.bos) object["bos_token_id"] = *tokens.bos;
   if (!tokens.eos.empty()) object["eos_token_id"] = eos_json(tokens.eos);

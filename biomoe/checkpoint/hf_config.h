@@ -14,16 +14,16 @@
 
 namespace biomoe {
 
-struct SpecialTokens {
+struct HfTokenIds {
   std::optional<int64_t> bos;
   std::vector<int64_t> eos;  // none, one, or several
   std::optional<int64_t> pad;
-  bool operator==(const SpecialTokens&) const = default;
+  bool operator==(const HfTokenIds&) const = default;
 };
 
 struct HfConfig {
   ModelConfig model;
-  SpecialTokens tokens;
+  HfTokenIds tokens;
   std::optional<DType> dtype;      // as declared; the tensors' own types are what is read
   std::vector<std::string> notes;  // one line each: defaults taken, keys without effect here
 };
@@ -40,9 +40,9 @@ HfConfig read_hf_config(const std::filesystem::path& folder);
 
 // What save_pretrained writes, with the keys of transformers 4 and 5 side by side (rope_theta and
 // rope_parameters, torch_dtype and dtype). Read back by parse_hf_config, it gives the same ModelConfig.
-nlohmann::json hf_config_json(const ModelConfig& model, const SpecialTokens& tokens, DType dtype);
+nlohmann::json hf_config_json(const ModelConfig& model, const HfTokenIds& tokens, DType dtype);
 
 // generation_config.json
-nlohmann::json hf_generation_config_json(const SpecialTokens& tokens);
+nlohmann::json hf_generation_config_json(const HfTokenIds& tokens);
 
 }  // namespace biomoe

@@ -31,7 +31,8 @@ uint64_t total_bytes(const std::vector<TensorGroup>& groups);
 struct CheckpointOptions {
   int64_t max_checkpoints = 0;                         // kept after a save; 0: all
   uint64_t max_shard_bytes = uint64_t{4'000'000'000};  // of one safetensors file
-  std::function<void(const std::string&)> warn;  // told one line; may be called from the thread that saves
+  std::function<void(const std::string&)> warn =
+      {};  // told one line; may be called from the thread that saves
 };
 
 struct SaveReport {

@@ -6,8 +6,8 @@
 namespace biomoe {
 namespace {
 
-void check_segments(const char* op, std::span<const Segment> segments, int64_t elements) {
-  for (const Segment& segment : segments) {
+void check_segments(const char* op, std::span<const ArenaSegment> segments, int64_t elements) {
+  for (const ArenaSegment& segment : segments) {
     BM_CHECK(segment.begin >= 0 && segment.count >= 0 && segment.count <= elements &&
                  segment.begin <= elements - segment.count,
              "{}: the segment of {} elements from {} is outside the arena of {}", op, segment.count,

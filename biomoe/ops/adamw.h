@@ -10,7 +10,7 @@
 namespace biomoe {
 
 // A contiguous run of elements in flat arenas.
-struct Segment {
+struct ArenaSegment {
   int64_t begin = 0;
   int64_t count = 0;
   bool decay = false;  // weight decay applies
@@ -19,7 +19,7 @@ struct Segment {
 // sums[i] = sum of x^2 over segments[i], in fp64, in an order that does not depend on the number of threads.
 struct SumSquaresArgs {
   TensorView x_A;  // flat
-  std::span<const Segment> segments;
+  std::span<const ArenaSegment> segments;
   TensorView sums_S;  // f64 [segments], assigned
 };
 
@@ -31,7 +31,7 @@ struct AdamwArgs {
   TensorView grad_A;   // read
   TensorView exp_avg_A;
   TensorView exp_avg_sq_A;
-  std::span<const Segment> segments;
+  std::span<const ArenaSegment> segments;
   double lr = 0;
   double beta1 = 0.9;
   double beta2 = 0.95;

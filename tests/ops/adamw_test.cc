@@ -9,7 +9,7 @@ namespace biomoe::test {
 namespace {
 
 // Segments of odd lengths with gaps between them, one of them empty, one cut over several threads and blocks.
-const std::vector<Segment> kSegments = {{1, 7, true},    {8, 0, true},      {9, 1, false},
+const std::vector<ArenaSegment> kSegments = {{1, 7, true},    {8, 0, true},      {9, 1, false},
                                         {13, 16, false}, {40, 70003, true}, {70100, 16385, false}};
 constexpr int64_t kElements = 90001;
 
@@ -38,7 +38,7 @@ TEST(AdamwTest, FollowsTheReferenceOverStepsInItsSegmentsOnly) {
     const Tensor<float> poison = param;
     std::vector<ref::AdamwState> want(static_cast<size_t>(kElements));
     const Rng rng(7, RngStream::kTest);
-    for (const Segment& segment : kSegments) {
+    for (const ArenaSegment& segment : kSegments) {
       for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i) {
         param.at(i) = static_cast<float>(rng.normal(static_cast<uint64_t>(i)));
         exp_avg.at(i) = exp_avg_sq.at(i) = 0.0f;
@@ -51,7 +51,7 @@ TEST(AdamwTest, FollowsTheReferenceOverStepsInItsSegmentsOnly) {
       args.grad_scale = kGradScale;
       args.step = step;
       adamw(*ctx, args);
-      for (const Segment& segment : kSegments) {
+      for (const ArenaSegment& segment : kSegments) {
         for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i) {
           ref::AdamwRule rule = kRule;
           if (!segment.decay) rule.weight_decay = 0.0;
@@ -62,7 +62,7 @@ TEST(AdamwTest, FollowsTheReferenceOverStepsInItsSegmentsOnly) {
     }
     Tensor<float> outside = poison;
     std::vector<double> got_param, want_param, got_avg, want_avg, got_sq, want_sq;
-    for (const Segment& segment : kSegments) {
+    for (const ArenaSegment& segment : kSegments) {
       for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i) {
         got_param.push_back(static_cast<double>(param.at(i)));
         got_avg.push_back(static_cast<double>(exp_avg.at(i)));
@@ -114,11 +114,11 @@ TEST(AdamwTest, RefusesStepZeroBadBetasAndSegmentsOutsideTheArena) {
   args = good;
   args.grad_A = other.view();
   EXPECT_THROW(adamw(*ctx, args), Error);
-  for (const Segment& bad :
-       {Segment{-1, 1, true}, Segment{0, kElements + 1, true}, Segment{kElements, 1, true},
-        Segment{1, std::numeric_limits<int64_t>::max(), true}, Segment{0, -1, true}}) {
+  for (const ArenaSegment& bad :
+       {ArenaSegment{-1, 1, true}, ArenaSegment{0, kElements + 1, true}, ArenaSegment{kElements, 1, true},
+        ArenaSegment{1, std::numeric_limits<int64_t>::max(), true}, ArenaSegment{0, -1, true}}) {
     args = good;
-    const std::array<Segment, 1> segments = {bad};
+    const std::array<ArenaSegment, 1> segments = {bad};
     args.segments = segments;
     EXPECT_THROW(adamw(*ctx, args), Error);
   }
@@ -128,7 +128,7 @@ TEST(SumSquaresTest, IsTheSameForAnyNumberOfThreads) {
   Tensor<float> x(Shape{kElements});
   x.fill_normal(1, 100.0);
   std::vector<double> want;
-  for (const Segment& segment : kSegments) {
+  for (const ArenaSegment& segment : kSegments) {
     long double sum = 0.0L;
     for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i) {
       sum += static_cast<long double>(x.at(i)) * static_cast<long double>(x.at(i));

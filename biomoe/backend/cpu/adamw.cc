@@ -94,7 +94,7 @@ void sum_squares(Context& ctx, const SumSquaresArgs& args) {
 void adamw(Context& ctx, const AdamwArgs& args) {
   const Coefficients with_decay = coefficients(args, true);
   const Coefficients without_decay = coefficients(args, false);
-  for (const Segment& segment : args.segments) {
+  for (const ArenaSegment& segment : args.segments) {
     const Coefficients& c = segment.decay ? with_decay : without_decay;
     parallel_ranges(ctx, segment.count, kMinElementsPerThread, [&](Range range) {
       update(args, c, {segment.begin + range.begin, segment.begin + range.end});
