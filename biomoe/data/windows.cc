@@ -98,9 +98,10 @@ std::vector<Segment> split_n_runs(const SequenceStore& store, int64_t min_length
 }
 
 int64_t train_bases(int64_t total, double fraction) {
-  // 1 - 0.1 is not 0.9 in binary; a millionth of a base keeps exact products on their side of the floor.
-  return static_cast<int64_t>(
-      std::floor((1.0L - static_cast<long double>(fraction)) * static_cast<long double>(total) + 1e-6L));
+  // 0.1 is not a tenth in binary: exact products must stay on their side of the floor.
+  const auto bases = static_cast<long double>(total);
+  const long double slack = 1e-6L + bases * 2e-16L;
+  return static_cast<int64_t>(std::floor((1.0L - static_cast<long double>(fraction)) * bases + slack));
 }
 
 TrainValidation split_validation(const SequenceStore& store, const std::vector<Segment>& segments,
