@@ -16,9 +16,9 @@ namespace biomoe {
 struct HfExportOptions {
   DType dtype = DType::kF32;  // or BF16, F16: rounded to nearest even
   uint64_t max_shard_bytes = uint64_t{5'000'000'000};
-  HfTokenIds tokens;
-  bool overwrite = false;                          // replace an earlier export at the destination
-  std::map<std::string, std::string> extra_files;  // name -> bytes, e.g. tokenizer.json
+  HfTokenIds tokens = {};
+  bool overwrite = false;                               // replace an earlier export at the destination
+  std::map<std::string, std::string> extra_files = {};  // name -> bytes, e.g. tokenizer.json
 };
 
 struct HfExportReport {

@@ -109,7 +109,7 @@ TEST_F(TrainingCheckpointTest, RefusesTensorsThatDisagree) {
     }
   };
   const auto good = tensors;
-  tensors[1].view.shape = {2, 2};
+  tensors[1].view = TensorView(good[1].view.data, DType::kF32, {2, 2});
   refused("tensor 'b.bias' is [4] in the checkpoint, [2, 2] in the model");
   tensors = good;
   tensors[1].view.dtype = DType::kI32;
@@ -236,7 +236,7 @@ TEST_F(TrainingCheckpointTest, RefusesOtherFormats) {
   refused("\"format_version\": 1", "\"format_version\": 2", "this program reads version 1");
   refused("\"format_version\": 1", "\"format_version\": \"1\"", "format_version is missing or not a count");
   refused("biomoe-training", "other", "format 'other' is unknown");
-  refused("\"step\": 1", "\"step\": -1", "step is missing or not a count");
+  refused("\n  \"step\": 1", "\n  \"step\": -1", "step is missing or not a count");
   refused("\"groups\": [", "\"groups\": [1,", "something that is no name");
   refused("{", "[", "not valid JSON");
   write_bytes(state, "[]");
