@@ -1,0 +1,21 @@
+# For the other scripts to source. Sets `jobs`: how many files to compile at a time, one a core but no more than memory
+# allows at 2 GiB each. Defines configure_preset.
+if [[ -n "${BIOMOE_JOBS:-}" ]]; then
+  jobs="$BIOMOE_JOBS"
+else
+  jobs="$(nproc)"
+  memory_jobs="$(awk '/^MemTotal:/ {print int($2 / 1024 / 1024 / 2)}' /proc/meminfo)"
+  if ((memory_jobs < jobs)); then jobs="$memory_jobs"; fi
+  if ((jobs < 1)); then jobs=1; fi
+fi
+
+# configure_preset NAME: cmake's report goes to build/NAME-configure.log and is shown when it fails.
+configure_preset() {
+  mkdir -p build
+  if ! cmake --preset "$1" >"build/$1-configure.log" 2>&1; then
+    cat "build/$1-configure.log" >&2
+    echo "error: cmake --preset $1 failed (above); a build folder of an older checkout can be the cause:" \
+         "rename build/$1 and run again" >&2
+    return 1
+  fi
+}
