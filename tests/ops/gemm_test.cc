@@ -64,14 +64,15 @@ TEST_P(GemmTest, AssignsOverAnythingAndAccumulatesForAnyNumberOfThreads) {
   });
 }
 
-// 64: the least side of a tile; 256 and 512: the largest tile.
+// 128: the least side of a tile; 256 and 512: the largest tile.
 INSTANTIATE_TEST_SUITE_P(Sizes, GemmTest,
                          testing::Values(ref::GemmSizes{0, 5, 7}, ref::GemmSizes{5, 0, 7},
                                          ref::GemmSizes{5, 7, 0}, ref::GemmSizes{0, 0, 0},
                                          ref::GemmSizes{1, 1, 1}, ref::GemmSizes{3, 1, 17},
                                          ref::GemmSizes{1, 65, 33}, ref::GemmSizes{63, 64, 65},
                                          ref::GemmSizes{255, 16, 129}, ref::GemmSizes{257, 130, 300},
-                                         ref::GemmSizes{64, 513, 256}, ref::GemmSizes{8, 256, 1000}));
+                                         ref::GemmSizes{64, 513, 256}, ref::GemmSizes{127, 511, 128},
+                                         ref::GemmSizes{512, 257, 130}, ref::GemmSizes{8, 256, 1000}));
 
 TEST(GemmTest, NanReachesOnlyItsRowAndColumn) {
   TestContext ctx(2);

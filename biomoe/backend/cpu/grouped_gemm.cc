@@ -1,5 +1,7 @@
 #include "biomoe/ops/grouped_gemm.h"
 
+#include <algorithm>
+
 #include "biomoe/backend/cpu/parallel.h"
 #include "biomoe/backend/cpu/sgemm.h"
 #include "biomoe/core/error.h"
@@ -32,10 +34,11 @@ template <typename ProductOf>
 void run_experts(const Context& ctx, const GroupedGemmArgs& args, const ProductOf& product_of) {
   check_offsets(args);
   const int64_t experts = args.w_EOI.shape[0];
+  const int64_t enough_tiles = kEnoughTiles / std::max<int64_t>(1, experts);
   const auto tiling_of = [&](int64_t e) {
     const Product c = product_of(e).c;
     const bool nothing = c.accumulate && c.inner == 0;
-    return nothing ? Tiling{} : tile_product(c.rows, c.columns, c.inner);
+    return nothing ? Tiling{} : tile_product(c.rows, c.columns, c.inner, enough_tiles);
   };
   int64_t tiles = 0;
   for (int64_t e = 0; e < experts; ++e) tiles += tiling_of(e).count();

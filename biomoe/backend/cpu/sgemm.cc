@@ -46,19 +46,18 @@ void sgemm(const Product& c, const Matrix& a, const Matrix& b) {
   std::abort();
 }
 
-Tiling tile_product(int64_t rows, int64_t columns, int64_t inner) {
+Tiling tile_product(int64_t rows, int64_t columns, int64_t inner, int64_t enough_tiles) {
   if (rows == 0 || columns == 0) return {};
   constexpr int64_t kMaxRows = 256;
   constexpr int64_t kMaxColumns = 512;
-  constexpr int64_t kMinSide = 64;       // a smaller tile spends its time on copying operands
+  constexpr int64_t kMinSide = 128;      // a smaller tile spends its time on copying operands
   constexpr int64_t kMinWork = 1 << 21;  // multiply-adds; some 25 microseconds
-  constexpr int64_t kEnoughTiles = 32;   // to share evenly
   int64_t tile_rows = std::min(rows, kMaxRows);
   int64_t tile_columns = std::min(columns, kMaxColumns);
   for (;;) {
     const Tiling tiling{ceil_div(rows, tile_rows), ceil_div(columns, tile_columns)};
     const int64_t longer = std::max(tile_rows, tile_columns);
-    if (tiling.count() >= kEnoughTiles || longer < 2 * kMinSide ||
+    if (tiling.count() >= enough_tiles || longer < 2 * kMinSide ||
         tile_rows * tile_columns * std::max<int64_t>(1, inner) < 2 * kMinWork) {
       return tiling;
     }

@@ -46,7 +46,9 @@ struct Tiling {
   int64_t column_tiles = 0;
   int64_t count() const { return row_tiles * column_tiles; }
 };
-Tiling tile_product(int64_t rows, int64_t columns, int64_t inner);
+// Tiles are made smaller than their best size only until there are enough_tiles to share among threads.
+inline constexpr int64_t kEnoughTiles = 16;
+Tiling tile_product(int64_t rows, int64_t columns, int64_t inner, int64_t enough_tiles = kEnoughTiles);
 
 // Computes tile `tile` of [0, tiling.count()).
 void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile);
