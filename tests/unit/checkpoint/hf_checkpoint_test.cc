@@ -127,6 +127,7 @@ TEST(HfRoundTrip, EveryTypeShardedTiedOrNot) {
     const Weights weights(model);
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const uint64_t shard : {uint64_t{1} << 40, uint64_t{1000}, uint64_t{1}}) {
+        if (shard == 1 && dtype != DType::kF32) continue;  // a file for every tensor: once will do
         const TempFolder folder;
         const HfExportReport exported =
             export_hf(folder / "out", model, weights.parameters, weights.arena.data(),
@@ -143,6 +144,7 @@ TEST(HfRoundTrip, EveryTypeShardedTiedOrNot) {
         const json verified = verify_any_checkpoint(folder / "out");
         EXPECT_TRUE(verified["ok"].get<bool>()) << verified.dump();
 
+        if (shard != 1000) continue;
         // Exported once more it is the same, byte for byte.
         export_hf(folder / "again", model, weights.parameters, first.data(),
                   {.dtype = dtype, .max_shard_bytes = shard, .tokens = {1, {2}, 0}});
