@@ -10,8 +10,15 @@ BatchPlanner::BatchPlanner(const WindowIndex& windows, const PlanOptions& option
   if (windows.options().max_seq_length > options.token_micro_batch_size)
     throw user_error("token_micro_batch_size={} is below max_seq_length={}: a window would not fit",
                      options.token_micro_batch_size, windows.options().max_seq_length);
+  if (options.reverse_complement_prob > 0 && windows.options().max_seq_length < 2)
+    throw user_error("reverse_complement_prob={}: needs max_seq_length of at least 2",
+                     options.reverse_complement_prob);
   BM_CHECK(options.world >= 1 && options.rank >= 0 && options.rank < options.world, "rank {} of {}",
            options.rank, options.world);
+}
+
+int64_t BatchPlanner::max_sequences() const {
+  return options_.token_micro_batch_size / windows_.shortest_window();
 }
 
 PlannedSequence BatchPlanner::sequence(int64_t sample) {

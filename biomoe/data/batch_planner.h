@@ -50,11 +50,15 @@ struct PlannedSequence {
 // depends on nothing but the index, the seed and the sizes.
 class BatchPlanner {
  public:
-  // `windows` must outlive the planner. Throws user_error when a window may exceed a micro-batch.
+  // `windows` must outlive the planner. Throws user_error when there is no window, when one may exceed a
+  // micro-batch, and for a reverse complement of windows of one token, where BOS takes the place of a base.
   BatchPlanner(const WindowIndex& windows, const PlanOptions& options);
 
   void seek(const LoaderPosition& position) { position_ = position; }
   const LoaderPosition& position() const { return position_; }
+
+  // Sequences of a micro-batch at most; what plan_round needs room for.
+  int64_t max_sequences() const;
 
   // Plans the next `world` micro-batches and puts this rank's into `out`. False when nothing is left. In the
   // last round of a run without repeat a rank may get no sequence at all while others do.

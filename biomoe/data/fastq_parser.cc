@@ -33,11 +33,12 @@ class FastqParser : public RecordParser {
   enum class State { kBetween, kHeader, kSequence, kPlus, kQuality };
 
   void between(const LinePiece& piece) {
-    if (first_visible(piece.text) == std::string_view::npos) return;
+    const size_t visible = first_visible(piece.text);
+    if (visible == std::string_view::npos) return;
     if (!piece.starts_line || piece.text[0] != '@')
-      throw error("a FASTQ record starts with '@', not {}{}",
-                  describe_symbol(static_cast<uint8_t>(piece.text[0])),
-                  name_.empty() ? "" : "; is the quality above longer than its sequence?");
+      throw error("a FASTQ record starts with '@' at the start of the line; this starts with {}{}",
+                  describe_symbol(static_cast<uint8_t>(piece.text[visible])),
+                  name_.empty() ? "" : " (is the quality above longer than its sequence?)");
     header_.clear();
     state_ = State::kHeader;
     header(piece.text.substr(1), piece.ends_line);
@@ -63,7 +64,11 @@ class FastqParser : public RecordParser {
       throw error("record '{}' has no '+' line before the next '@'", name_);
     const int64_t added = append_symbols(piece.text, SymbolSet::kSequence);
     bases_ += added;
-    if (piece.starts_line && added > 0) ++sequence_lines_;
+    if (piece.starts_line) line_counted_ = false;
+    if (added > 0 && !line_counted_) {
+      ++sequence_lines_;
+      line_counted_ = true;
+    }
   }
 
   void plus(std::string_view text, bool ends_line) {
@@ -101,7 +106,8 @@ class FastqParser : public RecordParser {
   std::string name_;
   int64_t bases_ = 0;
   int64_t qualities_ = 0;
-  int64_t sequence_lines_ = 0;
+  int64_t sequence_lines_ = 0;  // that hold a symbol
+  bool line_counted_ = false;
 };
 
 }  // namespace

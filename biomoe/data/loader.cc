@@ -27,7 +27,10 @@ Loader::Loader(std::shared_ptr<const SequencePart> part, const Vocabulary& vocab
       slots_(static_cast<size_t>(std::max<int64_t>(kSlotsPerWorker * options.num_workers, 1))) {
   if (options.policies.score_each_base_once && options.plan.reverse_complement_prob > 0)
     throw user_error("reverse_complement_prob must be 0 where each base is scored once");
-  for (Slot& slot : slots_) slot.batch.reserve(options.plan.token_micro_batch_size);
+  for (Slot& slot : slots_) {
+    slot.batch.reserve(options.plan.token_micro_batch_size);
+    slot.plan.reserve(static_cast<size_t>(planner_.max_sequences()));
+  }
   seek(start);
 }
 
@@ -87,7 +90,7 @@ void Loader::fill_slot(Slot& slot, std::vector<uint8_t>& scratch) const {
 }
 
 void Loader::work() {
-  std::vector<uint8_t> scratch;
+  std::vector<uint8_t> scratch(static_cast<size_t>(part_->windows.options().max_seq_length) + 1);
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     const auto capacity = static_cast<int64_t>(slots_.size());

@@ -144,11 +144,18 @@ WindowIndex::WindowIndex(std::vector<Segment> segments, const WindowOptions& opt
                      options.max_seq_length);
   ends_.reserve(segments_.size());
   int64_t windows = 0;
+  int64_t shortest = options.max_seq_length;
   for (const Segment& segment : segments_) {
-    windows += windows_of(segment);
+    const int64_t count = windows_of(segment);
+    windows += count;
     ends_.push_back(windows);
     num_bases_ += segment.length;
+    if (count == 0) continue;
+    // Only the last window of a segment is short, and only the first gives a place to BOS.
+    const int64_t in_last = inputs_of(segment) - (count - 1) * (options.max_seq_length - options.stride);
+    shortest = std::min({shortest, in_last - (count == 1 ? 1 : 0), options.max_seq_length - 1});
   }
+  shortest_window_ = std::max<int64_t>(shortest, 1);
 }
 
 int64_t WindowIndex::inputs_of(const Segment& segment) const {

@@ -91,8 +91,8 @@ class WindowIndex {
   const WindowOptions& options() const { return options_; }
 
   Window window(int64_t number) const;  // O(log segments)
-  // Tokens of a window, without the rest.
-  int64_t window_tokens(int64_t number) const { return window(number).num_tokens(); }
+  // Bases of the shortest window (a lone BOS counts as 1): bounds the windows of a batch.
+  int64_t shortest_window() const { return shortest_window_; }
 
  private:
   int64_t inputs_of(const Segment& segment) const;
@@ -102,6 +102,7 @@ class WindowIndex {
   std::vector<int64_t> ends_;  // windows up to and with each segment
   WindowOptions options_;
   int64_t num_bases_ = 0;
+  int64_t shortest_window_ = 1;
 };
 
 }  // namespace biomoe

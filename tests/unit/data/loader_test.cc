@@ -405,6 +405,8 @@ TEST(Loader, RefusesWhatCannotWork) {
   reversed.plan.reverse_complement_prob = 0.5;
   EXPECT_TRUE(
       contains(error_of([&] { Loader(part, Vocabulary::protein(), reversed); }), "no reverse complement"));
+  EXPECT_TRUE(contains(error_of([&] { Loader(text_part({"ACGT"}, {.max_seq_length = 1}), dna(), reversed); }),
+                       "max_seq_length of at least 2"));
   reversed.policies.score_each_base_once = true;
   EXPECT_TRUE(
       contains(error_of([&] { Loader(part, dna(), reversed); }), "reverse_complement_prob must be 0"));

@@ -171,7 +171,8 @@ TEST(Fastq, DamageIsRefusedWithItsLine) {
   EXPECT_REFUSED("@r", "no '+' line");
   EXPECT_REFUSED("@r\nAC\n+s\nII\n", "test:3: '+s' does not repeat the name 'r'");
   EXPECT_REFUSED("@r\nAC\n+\nI I\n", "byte 0x20 in the quality");
-  EXPECT_REFUSED("@r\nAC\n+\nII\n>s\nAC\n", "test:5: a FASTQ record starts with '@', not '>'");
+  EXPECT_REFUSED("@r\nAC\n+\nII\n>s\nAC\n",
+                 "test:5: a FASTQ record starts with '@' at the start of the line; this starts with '>'");
 }
 
 TEST(Jsonl, ReadsTheNamedField) {
