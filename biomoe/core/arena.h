@@ -14,8 +14,8 @@ constexpr size_t align_up(size_t bytes, size_t alignment = kArenaAlignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
-// Gives out tensors: from real memory (Arena) or by counting only (ArenaPlanner), so that the code which lays memory out
-// is also the code which plans it.
+// Gives out tensors: from real memory (Arena) or by counting only (ArenaPlanner), so that the code which lays
+// memory out is also the code which plans it.
 class TensorAllocator {
  public:
   virtual ~TensorAllocator() = default;

@@ -30,7 +30,8 @@ RopeArgs rope_of(const BlockInputs& inputs, TensorView x_TC, bool inverse) {
 
 }  // namespace
 
-BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& config, float* arena, int64_t layer) {
+BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& config, float* arena,
+                           int64_t layer) {
   auto view = [&](const char* name) {
     return parameters.view(arena, parameters.find(fmt::format("model.layers.{}.{}", layer, name)));
   };
@@ -83,16 +84,17 @@ BlockWorkspace allocate_block_workspace(TensorAllocator& allocator, const ModelC
   workspace.delta_TD = allocator.tensor(DType::kF32, {tokens, config.hidden_size});
   if (training) {
     workspace.dnorm_TD = allocator.tensor(DType::kF32, {tokens, config.hidden_size});
-    workspace.dattn_TA = allocator.tensor(DType::kF32, {tokens, config.num_attention_heads * config.key_width()});
+    workspace.dattn_TA =
+        allocator.tensor(DType::kF32, {tokens, config.num_attention_heads * config.key_width()});
     workspace.dqkv_TC = allocator.tensor(DType::kF32, {tokens, config.qkv_width()});
   }
   workspace.moe = allocate_moe_workspace(allocator, moe_shape(config), tokens, training);
   return workspace;
 }
 
-void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights, TensorView previous_mid_TD,
-                   const BlockSaved& saved, const BlockWorkspace& workspace, const LayerRoutingStats& stats,
-                   bool route_only) {
+void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
+                   TensorView previous_mid_TD, const BlockSaved& saved, const BlockWorkspace& workspace,
+                   const LayerRoutingStats& stats, bool route_only) {
   rms_norm_forward(ctx, {.x_TD = previous_mid_TD ? workspace.delta_TD : saved.x_TD,
                          .residual_TD = previous_mid_TD,
                          .weight_D = weights.norm1_D,
@@ -122,8 +124,8 @@ void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& 
     moe_route(ctx, weights.moe, saved.norm2_TD, saved.moe, workspace.moe, stats);
     return;
   }
-  moe_forward(ctx, inputs.expert_ffn_mode, inputs.moe, weights.moe, saved.norm2_TD, saved.moe, workspace.moe, stats,
-              workspace.delta_TD);
+  moe_forward(ctx, inputs.expert_ffn_mode, inputs.moe, weights.moe, saved.norm2_TD, saved.moe, workspace.moe,
+              stats, workspace.delta_TD);
 }
 
 void block_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,

@@ -1,4 +1,5 @@
-// One transformer block: norm -> attention -> residual -> norm -> mixture of experts. Forward, then backward under it.
+// One transformer block: norm -> attention -> residual -> norm -> mixture of experts. Forward, then backward
+// under it.
 #pragma once
 
 #include "biomoe/core/arena.h"
@@ -18,10 +19,12 @@ struct BlockWeights {
   TensorView norm2_D;
   MoeWeights moe;
 };
-BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& config, float* arena, int64_t layer);
+BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& config, float* arena,
+                           int64_t layer);
 
-// What forward leaves for backward. The residual stream enters as x and becomes mid = x + attention(norm1(x)); the
-// block's other output, delta = moe(norm2(mid)), is added by whatever norm comes next.
+// What forward leaves for backward. The residual stream enters as x and becomes mid = x +
+// attention(norm1(x)); the block's other output, delta = moe(norm2(mid)), is added by whatever norm comes
+// next.
 struct BlockSaved {
   TensorView x_TD;
   TensorView norm1_TD;
@@ -61,12 +64,12 @@ struct BlockInputs {
 MoeShape moe_shape(const ModelConfig& config);
 AttentionShape attention_shape(const ModelConfig& config, int64_t max_seqlen);
 
-// Where the block's input stream is: already in saved.x_TD (mid absent), or still mid + delta of the block before it
-// (delta is then read from workspace.delta_TD), to be summed into saved.x_TD.
-// route_only stops after the router: saved.moe holds the routing and delta is not written.
-void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights, TensorView previous_mid_TD,
-                   const BlockSaved& saved, const BlockWorkspace& workspace, const LayerRoutingStats& stats,
-                   bool route_only = false);
+// Where the block's input stream is: already in saved.x_TD (mid absent), or still mid + delta of the block
+// before it (delta is then read from workspace.delta_TD), to be summed into saved.x_TD. route_only stops
+// after the router: saved.moe holds the routing and delta is not written.
+void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
+                   TensorView previous_mid_TD, const BlockSaved& saved, const BlockWorkspace& workspace,
+                   const LayerRoutingStats& stats, bool route_only = false);
 
 // dstream_TD holds the gradient of (mid + delta) on entry and of x on return.
 struct BlockAuxGradient {

@@ -1,4 +1,5 @@
-// Output head: logits and cross-entropy in chunks of rows, so that the logits of all tokens are never held at once.
+// Output head: logits and cross-entropy in chunks of rows, so that the logits of all tokens are never held at
+// once.
 #pragma once
 
 #include "biomoe/core/arena.h"
@@ -17,7 +18,7 @@ struct HeadWorkspace {
 HeadWorkspace allocate_head_workspace(TensorAllocator& allocator, int64_t vocab_size, int64_t tokens);
 
 struct HeadArgs {
-  TensorView x_TD;        // final normalised hidden states
+  TensorView x_TD;  // final normalised hidden states
   TensorView weight_VD;
   TensorView targets_T;   // i32
   TensorView weights_T;   // f32 loss weights

@@ -39,8 +39,8 @@ void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, 
 }
 
 size_t scratch_bytes(const ModelConfig& config, const ModelLimits& limits) {
-  const size_t attention =
-      attention_scratch_bytes(attention_shape(config, limits.max_seqlen), limits.max_tokens, limits.num_threads);
+  const size_t attention = attention_scratch_bytes(attention_shape(config, limits.max_seqlen),
+                                                   limits.max_tokens, limits.num_threads);
   const size_t norm = rms_norm_backward_scratch_bytes(limits.max_tokens, config.hidden_size);
   return align_up(std::max(attention, norm)) + kArenaAlignment;
 }
@@ -102,12 +102,15 @@ ModelMemory plan_model_memory(const ModelConfig& config, const ModelLimits& limi
 
 Model::Model(const ModelConfig& config, const ModelLimits& limits)
     : config_(config), limits_(limits), parameters_((config.validate(), config)) {
-  BM_CHECK(limits.max_tokens >= 0 && limits.max_seqlen >= 1 && limits.num_threads >= 1, "model limits are unset");
+  BM_CHECK(limits.max_tokens >= 0 && limits.max_seqlen >= 1 && limits.num_threads >= 1,
+           "model limits are unset");
   const ModelMemory memory = plan_model_memory(config, limits);
-  persistent_ = Arena(memory.weights + memory.gradients + table_bytes(config, limits), "the model's parameters");
+  persistent_ =
+      Arena(memory.weights + memory.gradients + table_bytes(config, limits), "the model's parameters");
   activations_ = Arena(memory.saved_activations, "activations");
   scratch_ = Arena(scratch_bytes(config, limits), "scratch");
-  ctx_ = Context{.device = Device::kCpu, .num_threads = limits.num_threads, .scratch = &scratch_, .stream = nullptr};
+  ctx_ = Context{
+      .device = Device::kCpu, .num_threads = limits.num_threads, .scratch = &scratch_, .stream = nullptr};
   weights_A_ = persistent_.tensor(DType::kF32, {parameters_.arena_elements()});
   if (limits.training) gradients_A_ = persistent_.tensor(DType::kF32, {parameters_.arena_elements()});
   const Tables tables = lay_out_tables(persistent_, config, limits);
@@ -149,7 +152,9 @@ void Model::initialize(uint64_t seed) {
   }
 }
 
-void Model::zero_gradients() { std::memset(gradients_A_.data, 0, gradients_A_.bytes()); }
+void Model::zero_gradients() {
+  std::memset(gradients_A_.data, 0, gradients_A_.bytes());
+}
 
 void Model::poison_activations() {
   activations_.release(0);
@@ -200,7 +205,9 @@ void Model::run_layers(const Batch& batch, RoutingStats& stats, bool route_only)
   stats.tokens += batch.num_tokens();
 }
 
-void Model::count_routing(const Batch& batch) { run_layers(batch, routing_, true); }
+void Model::count_routing(const Batch& batch) {
+  run_layers(batch, routing_, true);
+}
 
 void Model::forward(const Batch& batch, bool accumulate_stats) {
   run_layers(batch, accumulate_stats ? routing_ : discarded_, false);
@@ -244,7 +251,8 @@ void Model::backward(const Batch& batch, double balance_coef, double z_coef) {
                            .dx_TD = act_.dstream_TD,
                            .dweight_D = gradient(norm)});
   load_balancing_gradient(routing_, balance_coef, balance_E_);
-  const double routings = static_cast<double>(config_.num_hidden_layers) * static_cast<double>(routing_.tokens);
+  const double routings =
+      static_cast<double>(config_.num_hidden_layers) * static_cast<double>(routing_.tokens);
   const BlockAuxGradient aux{.balance_E = balance_E_, .z_scale = routings > 0 ? z_coef / routings : 0.0};
   for (int64_t layer = config_.num_hidden_layers - 1; layer >= 0; --layer) {
     const auto index = static_cast<size_t>(layer);
@@ -252,8 +260,8 @@ void Model::backward(const Batch& batch, double balance_coef, double z_coef) {
       block_forward(ctx_, inputs_, block_weights_[index], TensorView(), act_.blocks[index], act_.workspace,
                     layer_stats(discarded_, layer));
     }
-    block_backward(ctx_, inputs_, block_weights_[index], block_gradients_[index], act_.blocks[index], act_.workspace,
-                   aux, act_.dstream_TD);
+    block_backward(ctx_, inputs_, block_weights_[index], block_gradients_[index], act_.blocks[index],
+                   act_.workspace, aux, act_.dstream_TD);
   }
   embedding_backward(ctx_, {.tokens_T = view_of(batch.tokens, DType::kI32),
                             .dy_TD = act_.dstream_TD,
@@ -266,7 +274,8 @@ void Model::logits(TensorView logits_TV) {
 
 std::string Model::first_nonfinite() const {
   if (!finite(act_.blocks.front().x_TD)) return "embedding";
-  for (int64_t layer = limits_.training ? limits_.recompute_layers : 0; layer < config_.num_hidden_layers; ++layer) {
+  for (int64_t layer = limits_.training ? limits_.recompute_layers : 0; layer < config_.num_hidden_layers;
+       ++layer) {
     const BlockSaved& saved = act_.blocks[static_cast<size_t>(layer)];
     if (!finite(saved.x_TD)) return fmt::format("layer {} experts", layer - 1);
     if (!finite(saved.mid_TD)) return fmt::format("layer {} attention", layer);

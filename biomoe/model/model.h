@@ -16,10 +16,10 @@ namespace biomoe {
 
 // The sizes that memory is planned for.
 struct ModelLimits {
-  int64_t max_tokens = 0;     // T of any batch
-  int64_t max_seqlen = 0;     // of any sequence in it
+  int64_t max_tokens = 0;  // T of any batch
+  int64_t max_seqlen = 0;  // of any sequence in it
   int num_threads = 1;
-  bool training = true;       // false: no gradients, and one layer's activations at a time
+  bool training = true;          // false: no gradients, and one layer's activations at a time
   int64_t recompute_layers = 0;  // the first layers keep only their input and run forward again in backward
   ExpertFfnMode expert_ffn_mode = ExpertFfnMode::kGroupedLinear;
 };
@@ -40,15 +40,15 @@ struct Activations {
   TensorView final_sum_TD;   // residual stream after the last block
   TensorView final_norm_TD;  // what the head reads
   TensorView final_rstd_T;
-  TensorView dstream_TD;     // training only: gradient of the residual stream
+  TensorView dstream_TD;  // training only: gradient of the residual stream
   HeadWorkspace head;
 };
 
 // Sums over the tokens of a batch, in token order.
 struct LossSums {
-  double weighted_nll = 0;   // sum of loss weight * nll: divided by the global target weight it is the loss
-  double nll = 0;            // sum of nll over targets with a weight above 0
-  int64_t targets = 0;       // how many those are
+  double weighted_nll = 0;  // sum of loss weight * nll: divided by the global target weight it is the loss
+  double nll = 0;           // sum of nll over targets with a weight above 0
+  int64_t targets = 0;      // how many those are
 };
 
 class Model {
@@ -64,7 +64,7 @@ class Model {
   // Normal(0, initializer_range) for matrices, 1 for norms, from the seed and the parameter's name alone.
   void initialize(uint64_t seed);
 
-  TensorView weights_A() const { return weights_A_; }      // flat arenas, see ParamSpec::offset
+  TensorView weights_A() const { return weights_A_; }  // flat arenas, see ParamSpec::offset
   TensorView gradients_A() const { return gradients_A_; }
   TensorView weight(const ParamSpec& spec) const { return parameters_.view(weights_A_.f32(), spec); }
   TensorView gradient(const ParamSpec& spec) const { return parameters_.view(gradients_A_.f32(), spec); }
@@ -76,29 +76,32 @@ class Model {
   // Fills all activation memory with NaN patterns: what is read before it is written shows.
   void poison_activations();
 
-  // Runs the layers for their routing statistics only. With gradient accumulation the load-balancing gradient needs the
-  // counts of the whole global batch before the first backward.
+  // Runs the layers for their routing statistics only. With gradient accumulation the load-balancing gradient
+  // needs the counts of the whole global batch before the first backward.
   void count_routing(const Batch& batch);
 
   // Embedding to final norm. accumulate_stats = false when count_routing has seen the batch already.
   void forward(const Batch& batch, bool accumulate_stats = true);
 
-  // After forward: nll_T() and its sums; with_gradient also starts backward. grad_scale multiplies every gradient.
+  // After forward: nll_T() and its sums; with_gradient also starts backward. grad_scale multiplies every
+  // gradient.
   LossSums loss(const Batch& batch, bool with_gradient, double grad_scale = 0.0);
   TensorView nll_T() const { return act_.head.nll_T; }
 
-  // After loss(with_gradient): accumulates every parameter's gradient. balance_coef and z_coef are the coefficients of
-  // the auxiliary losses, whose sums are in routing().
+  // After loss(with_gradient): accumulates every parameter's gradient. balance_coef and z_coef are the
+  // coefficients of the auxiliary losses, whose sums are in routing().
   void backward(const Batch& batch, double balance_coef, double z_coef);
 
   // After forward: logits of all tokens, [T, V] f32, assigned.
   void logits(TensorView logits_TV);
 
   // Router logits are gone after forward; their softmax stays: [T, E] of a layer (training models only).
-  TensorView router_probs(int64_t layer) const { return act_.blocks[static_cast<size_t>(layer)].moe.probs_TE; }
+  TensorView router_probs(int64_t layer) const {
+    return act_.blocks[static_cast<size_t>(layer)].moe.probs_TE;
+  }
 
-  // After forward: the first place on the way up where a value is not finite ("embedding", "layer 3 attention",
-  // "layer 3 experts", "final norm"), or "" when there is none. Looks at what training keeps.
+  // After forward: the first place on the way up where a value is not finite ("embedding", "layer 3
+  // attention", "layer 3 experts", "final norm"), or "" when there is none. Looks at what training keeps.
   std::string first_nonfinite() const;
 
  private:
@@ -111,7 +114,7 @@ class Model {
   ModelConfig config_;
   ModelLimits limits_;
   ParameterList parameters_;
-  Arena persistent_;   // weights, gradients, routing statistics, rotary tables
+  Arena persistent_;  // weights, gradients, routing statistics, rotary tables
   Arena activations_;
   Arena scratch_;
   Context ctx_;

@@ -40,7 +40,8 @@ double load_balancing_loss(const RoutingStats& stats) {
   double loss = 0;
   for (int64_t e = 0; e < experts; ++e) {
     double prob_sum = 0;
-    for (int64_t layer = 0; layer < layers; ++layer) prob_sum += stats.prob_sums_LE.f64()[layer * experts + e];
+    for (int64_t layer = 0; layer < layers; ++layer)
+      prob_sum += stats.prob_sums_LE.f64()[layer * experts + e];
     loss += expert_count(stats, e) / routings * (prob_sum / routings);
   }
   return loss * static_cast<double>(experts);
@@ -57,10 +58,10 @@ void load_balancing_gradient(const RoutingStats& stats, double coef, TensorView 
   const int64_t experts = stats.counts_LE.shape[1];
   const double routings = num_routings(stats);
   for (int64_t e = 0; e < experts; ++e) {
-    balance_E.f32()[e] =
-        stats.tokens == 0
-            ? 0.0f
-            : static_cast<float>(coef * static_cast<double>(experts) * expert_count(stats, e) / (routings * routings));
+    balance_E.f32()[e] = stats.tokens == 0
+                             ? 0.0f
+                             : static_cast<float>(coef * static_cast<double>(experts) *
+                                                  expert_count(stats, e) / (routings * routings));
   }
 }
 

@@ -15,12 +15,19 @@ enum class Pass { kForward, kDgrad, kWgrad };
 void expert_gemm(Context& ctx, Pass pass, const GroupedGemmArgs& args, int64_t e) {
   const int64_t begin = args.offsets_E1.i64()[e], rows = args.offsets_E1.i64()[e + 1] - begin;
   if (rows == 0) return;
-  const TensorView x = args.x_NI.rows(begin, rows), y = args.y_NO.rows(begin, rows), expert = args.w_EOI.rows(e, 1);
+  const TensorView x = args.x_NI.rows(begin, rows), y = args.y_NO.rows(begin, rows),
+                   expert = args.w_EOI.rows(e, 1);
   const TensorView w(expert.data, expert.dtype, Shape{expert.shape[1], expert.shape[2]});
   switch (pass) {
-    case Pass::kForward: gemm(ctx, {.a = x, .b = w, .c = y, .transpose_b = true}); break;
-    case Pass::kDgrad: gemm(ctx, {.a = y, .b = w, .c = x}); break;
-    case Pass::kWgrad: gemm(ctx, {.a = y, .b = x, .c = w, .transpose_a = true, .accumulate = true}); break;
+    case Pass::kForward:
+      gemm(ctx, {.a = x, .b = w, .c = y, .transpose_b = true});
+      break;
+    case Pass::kDgrad:
+      gemm(ctx, {.a = y, .b = w, .c = x});
+      break;
+    case Pass::kWgrad:
+      gemm(ctx, {.a = y, .b = x, .c = w, .transpose_a = true, .accumulate = true});
+      break;
   }
 }
 
@@ -30,14 +37,22 @@ void experts_gemm(Context& ctx, ExpertFfnMode mode, Pass pass, const GroupedGemm
     return;
   }
   switch (pass) {
-    case Pass::kForward: grouped_gemm_forward(ctx, args); break;
-    case Pass::kDgrad: grouped_gemm_dgrad(ctx, args); break;
-    case Pass::kWgrad: grouped_gemm_wgrad(ctx, args); break;
+    case Pass::kForward:
+      grouped_gemm_forward(ctx, args);
+      break;
+    case Pass::kDgrad:
+      grouped_gemm_dgrad(ctx, args);
+      break;
+    case Pass::kWgrad:
+      grouped_gemm_wgrad(ctx, args);
+      break;
   }
 }
 
 // [T, k] read as [T*k].
-TensorView flat(const TensorView& view) { return TensorView(view.data, view.dtype, Shape{view.num_elements()}); }
+TensorView flat(const TensorView& view) {
+  return TensorView(view.data, view.dtype, Shape{view.num_elements()});
+}
 
 }  // namespace
 
@@ -57,7 +72,8 @@ MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, i
   return saved;
 }
 
-MoeWorkspace allocate_moe_workspace(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens, bool training) {
+MoeWorkspace allocate_moe_workspace(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens,
+                                    bool training) {
   const int64_t rows = tokens * shape.top_k;
   MoeWorkspace workspace;
   workspace.logits_TE = allocator.tensor(DType::kF32, {tokens, shape.experts});
@@ -84,9 +100,9 @@ void moe_route(Context& ctx, const MoeWeights& weights, TensorView x_TD, const M
                        .z_sum_1 = stats.z_sum_1});
 }
 
-void moe_forward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const MoeWeights& weights, TensorView x_TD,
-                 const MoeSaved& saved, const MoeWorkspace& workspace, const LayerRoutingStats& stats,
-                 TensorView y_TD) {
+void moe_forward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const MoeWeights& weights,
+                 TensorView x_TD, const MoeSaved& saved, const MoeWorkspace& workspace,
+                 const LayerRoutingStats& stats, TensorView y_TD) {
   moe_route(ctx, weights, x_TD, saved, workspace, stats);
   dispatch_plan(ctx, {.experts_Tk = saved.experts_Tk,
                       .offsets_E1 = saved.offsets_E1,
@@ -105,9 +121,11 @@ void moe_forward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const 
                 .offsets_E1 = saved.offsets_E1});
   scaled_swiglu_forward(
       ctx, {.gate_up_N2F = saved.gate_up_N2F, .probs_N = saved.row_weights_N, .act_NF = saved.act_NF});
-  experts_gemm(
-      ctx, mode, Pass::kForward,
-      {.x_NI = saved.act_NF, .w_EOI = weights.down_EDF, .y_NO = workspace.y_ND, .offsets_E1 = saved.offsets_E1});
+  experts_gemm(ctx, mode, Pass::kForward,
+               {.x_NI = saved.act_NF,
+                .w_EOI = weights.down_EDF,
+                .y_NO = workspace.y_ND,
+                .offsets_E1 = saved.offsets_E1});
   unpermute(ctx, {.y_ND = workspace.y_ND,
                   .row_of_slot_N = saved.row_of_slot_N,
                   .x_TD = y_TD,
@@ -126,8 +144,10 @@ void moe_backward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const
                 .values_N = {},
                 .y_values_N = {},
                 .top_k = shape.top_k});
-  const GroupedGemmArgs down{
-      .x_NI = saved.act_NF, .w_EOI = gradients.down_EDF, .y_NO = workspace.y_ND, .offsets_E1 = saved.offsets_E1};
+  const GroupedGemmArgs down{.x_NI = saved.act_NF,
+                             .w_EOI = gradients.down_EDF,
+                             .y_NO = workspace.y_ND,
+                             .offsets_E1 = saved.offsets_E1};
   experts_gemm(ctx, mode, Pass::kWgrad, down);
   experts_gemm(ctx, mode, Pass::kDgrad,
                {.x_NI = workspace.dact_NF,
@@ -170,7 +190,11 @@ void moe_backward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const
                         .balance_E = args.balance_E,
                         .z_scale = args.z_scale,
                         .dlogits_TE = workspace.logits_TE});
-  gemm(ctx, {.a = workspace.logits_TE, .b = args.x_TD, .c = gradients.gate_ED, .transpose_a = true, .accumulate = true});
+  gemm(ctx, {.a = workspace.logits_TE,
+             .b = args.x_TD,
+             .c = gradients.gate_ED,
+             .transpose_a = true,
+             .accumulate = true});
   gemm(ctx, {.a = workspace.logits_TE, .b = weights.gate_ED, .c = args.dx_TD, .accumulate = true});
 }
 

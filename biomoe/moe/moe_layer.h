@@ -31,9 +31,9 @@ struct MoeWeights {
 
 // What forward leaves for backward, for T tokens and N = T*k rows.
 struct MoeSaved {
-  TensorView probs_TE;       // router softmax
-  TensorView experts_Tk;     // i32
-  TensorView weights_Tk;     // renormalised routing weights
+  TensorView probs_TE;    // router softmax
+  TensorView experts_Tk;  // i32
+  TensorView weights_Tk;  // renormalised routing weights
   TensorView router_lse_T;
   TensorView offsets_E1;     // i64, first row of each expert
   TensorView row_of_slot_N;  // i32
@@ -46,14 +46,15 @@ MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, i
 
 // Memory shared by all layers, free between calls.
 struct MoeWorkspace {
-  TensorView logits_TE;     // router logits, then their gradient
-  TensorView x_ND;          // rows in expert order
-  TensorView y_ND;          // rows out of, or gradients into, the experts
-  TensorView dact_NF;       // backward only
-  TensorView dprobs_N;      // backward only
-  TensorView dweights_Tk;   // backward only
+  TensorView logits_TE;    // router logits, then their gradient
+  TensorView x_ND;         // rows in expert order
+  TensorView y_ND;         // rows out of, or gradients into, the experts
+  TensorView dact_NF;      // backward only
+  TensorView dprobs_N;     // backward only
+  TensorView dweights_Tk;  // backward only
 };
-MoeWorkspace allocate_moe_workspace(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens, bool training);
+MoeWorkspace allocate_moe_workspace(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens,
+                                    bool training);
 
 // One layer's share of RoutingStats.
 struct LayerRoutingStats {
@@ -61,15 +62,16 @@ struct LayerRoutingStats {
 };
 
 // y_TD = mixture of the experts of x_TD (assigned). Statistics are accumulated.
-void moe_forward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const MoeWeights& weights, TensorView x_TD,
-                 const MoeSaved& saved, const MoeWorkspace& workspace, const LayerRoutingStats& stats, TensorView y_TD);
+void moe_forward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const MoeWeights& weights,
+                 TensorView x_TD, const MoeSaved& saved, const MoeWorkspace& workspace,
+                 const LayerRoutingStats& stats, TensorView y_TD);
 
 // Router alone, for counting: fills the routing part of `saved` and accumulates the statistics.
 void moe_route(Context& ctx, const MoeWeights& weights, TensorView x_TD, const MoeSaved& saved,
                const MoeWorkspace& workspace, const LayerRoutingStats& stats);
 
 struct MoeBackward {
-  TensorView x_TD;       // what forward read
+  TensorView x_TD;  // what forward read
   TensorView dy_TD;
   TensorView dx_TD;      // assigned
   TensorView balance_E;  // gradient of the load-balancing loss per probability (f32)

@@ -1,0 +1,29 @@
+#include "apps/config_options.h"
+
+#include <filesystem>
+
+namespace biomoe::apps {
+
+std::shared_ptr<ConfigOptions> add_config_options(CLI::App& command) {
+  auto options = std::make_shared<ConfigOptions>();
+  command.add_option("--config-name", options->name, "a configuration of configs/, e.g. ecoli_tiny");
+  command.add_option("--config", options->file, "a configuration file");
+  command.add_option("overrides", options->overrides,
+                     "key=value, e.g. dataset.path=my.fa.gz num_train_steps=500");
+  return options;
+}
+
+ResolvedConfig<RunConfig> ConfigOptions::load() const {
+  namespace fs = std::filesystem;
+  // The checkout's configs/, then those beside the installed program.
+  std::vector<fs::path> search{"configs"};
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error).parent_path();
+  if (!error) {
+    search.push_back(program / "../../../configs");
+    search.push_back(program / "../share/biomoe/configs");
+  }
+  return load_run_config({.name = name, .file = file, .overrides = overrides, .search_path = search});
+}
+
+}  // namespace biomoe::apps

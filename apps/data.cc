@@ -1,0 +1,40 @@
+#include <fmt/format.h>
+
+#include "apps/commands.h"
+#include "biomoe/data/dataset.h"
+#include "biomoe/data/inspect.h"
+
+namespace biomoe::apps {
+
+void add_data(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("data", "look at sequence files");
+  command->require_subcommand(1);
+  CLI::App* inspect =
+      command->add_subcommand("inspect", "what a file holds, what will be masked, what is odd");
+  struct Options {
+    std::vector<std::string> paths;
+    bool json = false;
+  };
+  auto options = std::make_shared<Options>();
+  inspect->add_option("paths", options->paths, "FASTA, FASTQ or JSONL files, or globs")->required();
+  inspect->add_flag("--json", options->json, "print JSON: one object for one file, else an object by path");
+  inspect->callback([options] {
+    const std::vector<std::string> paths = expand_paths(options->paths);
+    nlohmann::json all;
+    for (const std::string& path : paths) {
+      const nlohmann::json inspection = inspect_file(path);
+      if (options->json) {
+        all[path] = inspection;
+      } else {
+        fmt::print("{}", render_inspection(path, inspection));
+      }
+    }
+    // Names come from files: bytes that are not UTF-8 are replaced.
+    auto dump = [](const nlohmann::json& json) {
+      return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
+    };
+    if (options->json) fmt::print("{}\n", paths.size() == 1 ? dump(all[paths[0]]) : dump(all));
+  });
+}
+
+}  // namespace biomoe::apps

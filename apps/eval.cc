@@ -1,0 +1,109 @@
+#include <nlohmann/json.hpp>
+
+#include "apps/commands.h"
+#include "biomoe/core/file.h"
+#include "biomoe/data/dataset.h"
+#include "biomoe/data/markov.h"
+#include "biomoe/train/evaluation.h"
+#include "biomoe/train/loaded_model.h"
+
+#include <cmath>
+#include <numbers>
+
+namespace biomoe::apps {
+namespace {
+
+struct EvalOptions {
+  std::string checkpoint, json;
+  std::vector<std::string> data;
+  std::vector<int> markov;
+  double holdout_fraction = 0.0;
+  int64_t num_threads = 0, max_seq_length = 0, stride = -1;
+};
+
+nlohmann::json score_json(int64_t bases, double nats) {
+  const double per_base = bases > 0 ? nats / static_cast<double>(bases) : 0.0;
+  return {{"bases", bases},
+          {"nats_per_base", per_base},
+          {"bits_per_base", per_base / std::numbers::ln2},
+          {"perplexity", std::exp(per_base)}};
+}
+
+void print_row(const std::string& name, const nlohmann::json& score) {
+  fmt::print("{:<28} {:>12} {:>11.4f} {:>11.4f} {:>11.4f}\n", name, score["bases"].get<int64_t>(),
+             score["nats_per_base"].get<double>(), score["bits_per_base"].get<double>(),
+             score["perplexity"].get<double>());
+}
+
+void run(const EvalOptions& options) {
+  LoadedModel loaded = load_model(
+      options.checkpoint, {.num_threads = options.num_threads, .max_seq_length = options.max_seq_length});
+  DataConfig data = loaded.data;
+  data.path = options.data;
+  data.validation_path.clear();
+  data.validation_fraction = options.holdout_fraction;
+  if (options.stride >= 0) data.stride = options.stride;
+  std::shared_ptr<const SequencePart> part, fitted;
+  if (options.holdout_fraction > 0) {
+    const Dataset dataset = open_dataset(data);
+    part = dataset.validation;
+    fitted = dataset.train;
+  } else {
+    if (!options.markov.empty()) {
+      throw user_error(
+          "--markov needs --holdout-fraction: the models are fitted on the part that is not held out");
+    }
+    part = open_sequences(options.data, data, loaded.vocabulary);
+  }
+  const Evaluation evaluation =
+      evaluate(*loaded.model, part, loaded.vocabulary, validation_loader_options(data));
+  nlohmann::json report = {{"checkpoint", loaded.path},
+                           {"holdout_fraction", options.holdout_fraction},
+                           {"total", score_json(evaluation.bases, evaluation.nats)},
+                           {"records", nlohmann::json::array()},
+                           {"markov", nlohmann::json::array()}};
+  fmt::print("{:<28} {:>12} {:>11} {:>11} {:>11}\n", "", "bases", "nats/base", "bits/base", "perplexity");
+  for (const RecordScore& record : evaluation.records) {
+    nlohmann::json score = score_json(record.bases, record.nats);
+    score["name"] = part->store->name(record.record);
+    if (report["records"].size() < 50) print_row("record " + part->store->name(record.record), score);
+    report["records"].push_back(score);
+  }
+  if (evaluation.records.size() > 50) fmt::print("... and {} more records\n", evaluation.records.size() - 50);
+  print_row("model", report["total"]);
+  for (int order : options.markov) {
+    MarkovModel markov(order);
+    markov.fit(*fitted->store, fitted->windows.segments());
+    const MarkovScore score = markov.score(*part->store, part->windows.segments());
+    nlohmann::json row = score_json(score.scored, score.nats);
+    row["order"] = order;
+    print_row(fmt::format("Markov, order {}", order), row);
+    report["markov"].push_back(row);
+  }
+  if (!options.json.empty()) replace_file(options.json, report.dump(2) + "\n");
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app) {
+  CLI::App* command =
+      app.add_subcommand("eval", "nats/base of a model on sequences, per record and in total");
+  auto options = std::make_shared<EvalOptions>();
+  command->add_option("--checkpoint", options->checkpoint, "run, checkpoint or Hugging Face folder")
+      ->required();
+  command->add_option("--data", options->data, "sequence files")->required();
+  command
+      ->add_option("--holdout-fraction", options->holdout_fraction, "score only this last part of the bases")
+      ->check(CLI::Range(0.0, 0.999));
+  command
+      ->add_option("--markov", options->markov,
+                   "orders of Markov models fitted on the other part, e.g. 0,2,5,8")
+      ->delimiter(',');
+  command->add_option("--json", options->json, "write the figures to this file");
+  command->add_option("--max-seq-length", options->max_seq_length, "window; default: that of the run");
+  command->add_option("--stride", options->stride, "tokens of context that windows share");
+  command->add_option("--threads", options->num_threads, "CPU threads; default: all");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace biomoe::apps

@@ -1,0 +1,57 @@
+#include "biomoe/train/evaluation.h"
+
+#include <cmath>
+#include <map>
+#include <numbers>
+
+namespace biomoe {
+
+double Evaluation::bits_per_base() const {
+  return nats_per_base() / std::numbers::ln2;
+}
+
+double Evaluation::perplexity() const {
+  return std::exp(nats_per_base());
+}
+
+Evaluation evaluate(Model& model, std::shared_ptr<const SequencePart> part, const Vocabulary& vocabulary,
+                    const LoaderOptions& loader_options, const EvaluationOptions& options) {
+  Loader loader(std::move(part), vocabulary, loader_options);
+  Batch batch;
+  std::vector<SequenceSource> sources;
+  std::map<int64_t, RecordScore> scores;
+  Evaluation evaluation;
+  for (int64_t n = 0; options.max_batches == 0 || n < options.max_batches; ++n) {
+    if (!loader.next(batch, &sources)) break;
+    model.forward(batch, false);
+    const LossSums sums = model.loss(batch, false);
+    if (!std::isfinite(sums.nll)) {
+      const std::string place = model.first_nonfinite();
+      throw failure("evaluation: the loss is not finite; the first value that is not is in {}",
+                    place.empty() ? "the head" : place);
+    }
+    const float* nll = model.nll_T().f32();
+    for (size_t b = 0; b < sources.size(); ++b) {
+      RecordScore score{sources[b].record, 0, 0.0};
+      for (auto t = static_cast<size_t>(batch.cu_seqlens[b]);
+           t < static_cast<size_t>(batch.cu_seqlens[b + 1]); ++t) {
+        if (batch.loss_weights[t] == 0.0f || !vocabulary.is_base(batch.targets[t])) continue;
+        score.nats += static_cast<double>(nll[t]);
+        ++score.bases;
+      }
+      RecordScore& total = scores[score.record];
+      total.record = score.record;
+      total.bases += score.bases;
+      total.nats += score.nats;
+      evaluation.bases += score.bases;
+      evaluation.nats += score.nats;
+    }
+    if (options.progress) options.progress(evaluation.bases);
+  }
+  for (const auto& [record, score] : scores) {
+    if (score.bases > 0) evaluation.records.push_back(score);
+  }
+  return evaluation;
+}
+
+}  // namespace biomoe

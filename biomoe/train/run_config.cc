@@ -1,0 +1,62 @@
+#include "biomoe/train/run_config.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "biomoe/checkpoint/hf_config.h"
+#include "biomoe/core/error.h"
+#include "biomoe/data/dataset.h"
+
+namespace biomoe {
+
+void RunConfig::validate() const {
+  struct Bound {
+    const char* key;
+    int64_t value, low, high;
+  };
+  const Bound bounds[] = {{"num_train_steps", num_train_steps, 0, int64_t{1} << 40},
+                          {"grad_acc_steps", grad_acc_steps, 1, 1 << 20},
+                          {"seed", seed, 0, INT64_MAX},
+                          {"num_threads", num_threads, 0, 1024},
+                          {"recompute_layers", recompute_layers, 0, model.num_hidden_layers},
+                          {"checkpoint.save_every_n_steps", checkpoint.save_every_n_steps, 0, INT64_MAX},
+                          {"checkpoint.max_checkpoints", checkpoint.max_checkpoints, 0, INT64_MAX},
+                          {"logger.frequency", logger.frequency, 1, INT64_MAX},
+                          {"validation.every_n_steps", validation.every_n_steps, 0, INT64_MAX},
+                          {"validation.max_batches", validation.max_batches, 0, INT64_MAX}};
+  for (const auto& bound : bounds) {
+    if (bound.value < bound.low || bound.value > bound.high) {
+      throw user_error("{}={} is outside [{}, {}]", bound.key, bound.value, bound.low, bound.high);
+    }
+  }
+  if (!(std::isfinite(max_grad_norm) && max_grad_norm >= 0)) {
+    throw user_error("max_grad_norm={} must be at least 0 (0: no clipping)", max_grad_norm);
+  }
+  if (run_dir.empty()) throw user_error("run_dir is empty; name a folder for the run");
+  adamw.validate();
+  schedule.validate();
+  validate_data_config(dataset);
+}
+
+int resolved_threads(int64_t num_threads) {
+  if (num_threads > 0) return static_cast<int>(num_threads);
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return std::max(1, CPU_COUNT(&set));
+}
+
+ResolvedConfig<RunConfig> load_run_config(const ConfigSource& source) {
+  const ConfigNode tree = load_config(source);
+  RunConfig defaults;
+  ResolvedConfig<RunConfig> resolved = resolve(tree, defaults);
+  if (!resolved.value.config_name_or_path.empty()) {
+    defaults.model = read_hf_config(resolved.value.config_name_or_path).model;
+    resolved = resolve(tree, defaults);
+  }
+  resolved.value.validate();
+  return resolved;
+}
+
+}  // namespace biomoe

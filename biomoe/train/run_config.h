@@ -1,0 +1,114 @@
+// Everything that a run's configuration file may say.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "biomoe/config/config.h"
+#include "biomoe/data/data_config.h"
+#include "biomoe/model/model_config.h"
+#include "biomoe/moe/moe_layer.h"
+#include "biomoe/optim/optim_config.h"
+
+namespace biomoe {
+
+enum class DeviceChoice : uint8_t { kAuto, kCpu };
+inline constexpr std::array<std::string_view, 2> kDeviceChoiceNames{"auto", "cpu"};
+
+struct CheckpointConfig {
+  std::string ckpt_dir;
+  bool save_final_model = true;
+  bool resume_from_checkpoint = true;
+  int64_t save_every_n_steps = 0;
+  int64_t max_checkpoints = 2;
+  bool async_save = true;
+
+  template <typename Visitor>
+  void visit(Visitor& v) {
+    v.field("ckpt_dir", ckpt_dir, "folder of the checkpoints; empty: RUN_DIR/checkpoints");
+    v.field("save_final_model", save_final_model, "save a checkpoint after the last step");
+    v.field("resume_from_checkpoint", resume_from_checkpoint, "continue from the newest good checkpoint");
+    v.field("save_every_n_steps", save_every_n_steps, "0: only the final one");
+    v.field("max_checkpoints", max_checkpoints, "how many to keep; 0: all");
+    v.field("async_save", async_save, "write in the background, from a copy");
+  }
+};
+
+struct LoggerConfig {
+  int64_t frequency = 10;
+  template <typename Visitor>
+  void visit(Visitor& v) {
+    v.field("frequency", frequency, "steps between lines of metrics.jsonl");
+  }
+};
+
+struct ValidationConfig {
+  int64_t every_n_steps = 0;
+  int64_t max_batches = 0;
+  template <typename Visitor>
+  void visit(Visitor& v) {
+    v.field("every_n_steps", every_n_steps, "steps between validations; 0: only after the last step");
+    v.field("max_batches", max_batches,
+            "micro-batches of one validation in the loop; 0: all (as after the last step)");
+  }
+};
+
+struct RunConfig {
+  std::string run_dir = "runs/default";
+  std::string config_name_or_path;
+  std::string init_from;
+  ModelConfig model;
+  ExpertFfnMode expert_ffn_mode = ExpertFfnMode::kGroupedLinear;
+  int64_t num_train_steps = 100;
+  int64_t grad_acc_steps = 1;
+  double max_grad_norm = 1.0;
+  int64_t seed = 0;
+  DeviceChoice device = DeviceChoice::kAuto;
+  int64_t num_threads = 0;
+  int64_t recompute_layers = 0;
+  bool poison_activations = false;
+  DataConfig dataset;
+  AdamwConfig adamw;
+  ScheduleConfig schedule;
+  CheckpointConfig checkpoint;
+  LoggerConfig logger;
+  ValidationConfig validation;
+
+  void validate() const;  // throws user_error naming the key
+
+  template <typename Visitor>
+  void visit(Visitor& v) {
+    v.field("run_dir", run_dir, "folder of the run: config.yaml, metrics.jsonl, checkpoints, summary.json");
+    v.field(
+        "config_name_or_path", config_name_or_path,
+        "folder with a Hugging Face config.json that config_kwargs starts from; empty: the defaults below");
+    v.field("init_from", init_from, "folder of a Hugging Face checkpoint whose weights training starts from");
+    v.section("config_kwargs", model);
+    v.choice("expert_ffn_mode", expert_ffn_mode, kExpertFfnModeNames,
+             "one GEMM per expert, or one grouped GEMM");
+    v.field("num_train_steps", num_train_steps, "updates");
+    v.field("grad_acc_steps", grad_acc_steps, "micro-batches of one update");
+    v.field("max_grad_norm", max_grad_norm, "clip the global gradient norm to this; 0: no clipping");
+    v.field("seed", seed, "seed of the initial weights");
+    v.choice("device", device, kDeviceChoiceNames, "where to run");
+    v.field("num_threads", num_threads, "CPU threads; 0: all that this process may use");
+    v.field("recompute_layers", recompute_layers,
+            "layers that keep only their input and run again in backward");
+    v.field("poison_activations", poison_activations,
+            "fill activation memory with NaN before every step (debugging)");
+    v.section("dataset", dataset);
+    v.section("adamw_kwargs", adamw);
+    v.section("lr_scheduler_kwargs", schedule);
+    v.section("checkpoint", checkpoint);
+    v.section("logger", logger);
+    v.section("validation", validation);
+  }
+};
+
+// Threads that num_threads stands for on this machine.
+int resolved_threads(int64_t num_threads);
+
+// Loads and resolves; config_name_or_path's config.json lies under config_kwargs.
+ResolvedConfig<RunConfig> load_run_config(const ConfigSource& source);
+
+}  // namespace biomoe

@@ -1,0 +1,81 @@
+// Trainer: one run from its configuration to its final checkpoint.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "biomoe/checkpoint/async_saver.h"
+#include "biomoe/checkpoint/training_checkpoint.h"
+#include "biomoe/checkpoint/training_state.h"
+#include "biomoe/data/dataset.h"
+#include "biomoe/model/model.h"
+#include "biomoe/optim/optimizer.h"
+#include "biomoe/train/evaluation.h"
+#include "biomoe/train/run_config.h"
+#include "biomoe/train/train_step.h"
+
+namespace biomoe {
+
+// Weights (and, with an optimiser, both moments) under the names that checkpoints use.
+std::vector<TensorGroup> checkpoint_groups(const Model& model, const Optimizer* optimizer);
+
+// Sizes that a run's memory is planned for.
+ModelLimits model_limits(const RunConfig& config, bool training);
+
+struct TrainSummary {
+  int64_t steps = 0;
+  double final_loss = 0;
+  std::optional<Evaluation> validation;
+  std::string checkpoint;  // folder of the last one saved, "" for none
+};
+
+class Trainer {
+ public:
+  // Opens the data, reserves memory, resumes when there is something to resume from. Nothing is written yet.
+  // `started` is when the process started, for the start-up time in summary.json.
+  Trainer(ResolvedConfig<RunConfig> config, double started_seconds);
+
+  // Trains to num_train_steps, validates, saves; writes the run folder. Throws failure as train_step does;
+  // then the checkpoints before it are as they were.
+  TrainSummary run();
+
+ private:
+  struct Clock {
+    double step_seconds = 0;
+    double data_seconds = 0;
+    int64_t tokens = 0;
+    double flops = 0;
+    int64_t steps = 0;
+  };
+  void resume();
+  void load_batches();
+  void log_step(const StepResult& result, double lr);
+  void save();
+  nlohmann::json state() const;
+  Evaluation validate(int64_t max_batches);
+  void write_summary(const TrainSummary& summary, double seconds) const;
+
+  ResolvedConfig<RunConfig> resolved_;
+  const RunConfig& config_;
+  Dataset dataset_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Loader> loader_;
+  std::unique_ptr<CheckpointStore> store_;
+  std::unique_ptr<AsyncSaver> saver_;
+  std::vector<Batch> micro_batches_;
+  int64_t step_ = 0;  // steps done
+  int64_t tokens_seen_ = 0;
+  int64_t saved_step_ = -1;
+  Clock clock_;
+  double started_seconds_ = 0;
+  double first_step_seconds_ = 0;
+  std::FILE* metrics_ = nullptr;
+};
+
+// Seconds of a monotonic clock.
+double now_seconds();
+
+}  // namespace biomoe
