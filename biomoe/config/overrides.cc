@@ -30,7 +30,7 @@ class ValueParser {
 
   ConfigNode parse() {
     skip_blanks();
-    while (!text_.empty() && is_blank(text_.back())) text_.remove_suffix(1);
+    while (text_.size() > at_ && is_blank(text_.back())) text_.remove_suffix(1);
     if (at_end()) return scalar({}, true);
     ConfigNode node;
     if (peek() == '[') {

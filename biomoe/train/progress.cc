@@ -92,7 +92,7 @@ std::string Progress::compose(int64_t done, std::string_view details, bool last)
   const auto amount = [&](int64_t n) {
     return bytes ? bytes_text(static_cast<double>(n)) : count_text(static_cast<double>(n));
   };
-  std::string line = options_.label + "  " + amount(done);
+  std::string line = fmt::format("{}  {}", options_.label, amount(done));
   if (options_.total > 0) line += fmt::format("/{}", amount(options_.total));
   if (!bytes && !options_.item.empty()) line += fmt::format(" {}", options_.item);
   if (options_.total > 0) {
@@ -148,7 +148,7 @@ std::string count_text(double count) {
   if (!std::isfinite(count)) return digits;
   for (size_t at = digits.size(); at > first + 3;) {
     at -= 3;
-    digits.insert(at, ",");
+    digits.insert(at, 1, ',');
   }
   return digits;
 }

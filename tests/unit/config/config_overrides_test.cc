@@ -40,6 +40,7 @@ TEST(Overrides, TextIsTakenAsWritten) {
   EXPECT_EQ(name("\"a\\\"b\\\\c\\n\\t\""), "a\"b\\c\n\t");
   EXPECT_EQ(name("it's"), "it's");
   EXPECT_EQ(name(""), "");
+  EXPECT_EQ(name("  \t "), "");
   EXPECT_EQ(name("'null'"), "null");
   EXPECT_EQ(name("C:\\x"), "C:\\x");
 }
