@@ -1,0 +1,95 @@
+#include "biomoe/core/file.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "biomoe/core/error.h"
+
+namespace biomoe {
+namespace {
+
+namespace fs = std::filesystem;
+
+class File : public ::testing::Test {
+ protected:
+  File() {
+    std::string pattern = (fs::temp_directory_path() / "biomoe_file_XXXXXX").string();
+    folder_ = mkdtemp(pattern.data());
+  }
+  ~File() override { fs::remove_all(folder_); }
+
+  template <typename Action>
+  static Error error_of(Action action) {
+    try {
+      action();
+    } catch (const Error& error) {
+      return error;
+    }
+    ADD_FAILURE() << "no error was thrown";
+    return Error(ErrorKind::kFailure, "");
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(File, BytesComeBackAsTheyWere) {
+  std::string bytes;
+  for (int i = 0; i < 100'000; ++i) bytes += static_cast<char>(i * 7 + i / 256);
+  write_file_synced(folder_ / "a", bytes);
+  EXPECT_EQ(read_file(folder_ / "a"), bytes);
+  write_file_synced(folder_ / "a", "short");
+  EXPECT_EQ(read_file(folder_ / "a"), "short") << "what was longer is cut";
+  write_file_synced(folder_ / "a", "");
+  EXPECT_EQ(read_file(folder_ / "a"), "");
+}
+
+TEST_F(File, WhatIsNoReadableFileIsTheUsersError) {
+  write_file_synced(folder_ / "big", "12345");
+  EXPECT_EQ(read_file(folder_ / "big", 5), "12345");
+  for (const Error& error :
+       {error_of([&] { read_file(folder_ / "none"); }), error_of([&] { read_file(folder_); }),
+        error_of([&] { read_file("/dev/null"); }), error_of([&] { read_file(folder_ / "big", 4); })}) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUser) << error.what();
+  }
+  EXPECT_NE(std::string(error_of([&] { read_file(folder_ / "none"); }).what()).find("none: "),
+            std::string::npos);
+}
+
+TEST_F(File, ReplacingIsARenameAndLeavesNothingBehind) {
+  write_file_synced(folder_ / "a", "old");
+  fs::create_hard_link(folder_ / "a", folder_ / "old");
+  replace_file(folder_ / "a", "new");
+  EXPECT_EQ(read_file(folder_ / "a"), "new");
+  EXPECT_EQ(read_file(folder_ / "old"), "old") << "the old file was written over";
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 2);
+}
+
+TEST_F(File, FailedWritesNameThePathAndLeaveTheOldFile) {
+  const Error missing = error_of([&] { write_file_synced(folder_ / "none" / "a", "x"); });
+  EXPECT_EQ(missing.kind(), ErrorKind::kFailure);
+  EXPECT_NE(std::string(missing.what()).find("none/a: "), std::string::npos);
+  EXPECT_EQ(error_of([&] { sync_folder(folder_ / "none"); }).kind(), ErrorKind::kFailure);
+  fs::create_directory(folder_ / "taken");
+  EXPECT_EQ(error_of([&] { replace_file(folder_ / "taken", "x"); }).kind(), ErrorKind::kFailure);
+  if (fs::exists("/dev/full")) {
+    EXPECT_EQ(error_of([&] { write_file_synced("/dev/full", "x"); }).kind(), ErrorKind::kFailure);
+  }
+}
+
+TEST(ErrorText, ChecksNameConditionAndPlace) {
+  try {
+    const int three = 3;
+    BM_CHECK(three == 4, "{} experts", three);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kFailure);
+    const std::string message = error.what();
+    EXPECT_EQ(message.rfind("3 experts (check `three == 4` failed at ", 0), 0u) << message;
+    EXPECT_NE(message.find("file_test.cc:"), std::string::npos) << message;
+  }
+}
+
+}  // namespace
+}  // namespace biomoe
