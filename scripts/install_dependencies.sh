@@ -6,7 +6,7 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build pkg-config ccache git
   libhts-dev libzstd-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libfmt-dev libdnnl-dev zlib1g-dev
-  libgtest-dev clang-format-14
+  libgtest-dev libgmock-dev clang-format-14
 )
 
 usage() {
