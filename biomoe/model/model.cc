@@ -117,7 +117,8 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
   routing_ = tables.routing;
   discarded_ = tables.discarded;
   balance_E_ = tables.balance_E;
-  fill_rope_tables(config.rope_theta, config.key_width(), tables.cos_SK2, tables.sin_SK2);
+  fill_rope_tables(config.rope_theta, config.key_width(), tables.cos_SK2, tables.sin_SK2,
+                   limits.rope_frequency_dtype);
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     block_weights_.push_back(block_weights(parameters_, config, weights_A_.f32(), layer));
     if (limits.training) {

@@ -22,6 +22,7 @@ struct ModelLimits {
   bool training = true;          // false: no gradients, and one layer's activations at a time
   int64_t recompute_layers = 0;  // the first layers keep only their input and run forward again in backward
   ExpertFfnMode expert_ffn_mode = ExpertFfnMode::kGroupedLinear;
+  DType rope_frequency_dtype = DType::kF32;  // see fill_rope_tables
 };
 
 // Bytes that a Model takes, by category. The same code lays the memory out.

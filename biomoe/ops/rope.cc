@@ -6,6 +6,22 @@
 #include "biomoe/ops/dispatch_device.h"
 
 namespace biomoe {
+namespace {
+
+float rounded(float value, DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return value;
+    case DType::kBF16:
+      return float_from_bf16(bf16_from_float(value));
+    case DType::kF16:
+      return float_from_f16(f16_from_float(value));
+    default:
+      throw failure("fill_rope_tables: no frequencies in {}", dtype_name(dtype));
+  }
+}
+
+}  // namespace
 
 void rope(Context& ctx, const RopeArgs& args) {
   constexpr const char* kOp = "rope";
@@ -24,7 +40,8 @@ void rope(Context& ctx, const RopeArgs& args) {
   BIOMOE_RUN_ON_DEVICE(rope, ctx, args);
 }
 
-void fill_rope_tables(double theta, int64_t head_dim, TensorView cos_SK2, TensorView sin_SK2) {
+void fill_rope_tables(double theta, int64_t head_dim, TensorView cos_SK2, TensorView sin_SK2,
+                      DType frequency_dtype) {
   constexpr const char* kOp = "fill_rope_tables";
   BM_CHECK(head_dim >= 0 && head_dim % 2 == 0, "{}: head_dim is {}, expected an even number", kOp, head_dim);
   BM_CHECK(theta > 0, "{}: theta is {}, expected more than 0", kOp, theta);
@@ -39,7 +56,8 @@ void fill_rope_tables(double theta, int64_t head_dim, TensorView cos_SK2, Tensor
     // Every step is rounded to fp32, as the model definition does; the cosine of that angle is then exact to
     // its last place.
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(head_dim);
-    const float inverse_frequency = 1.0f / std::pow(static_cast<float>(theta), exponent);
+    const float inverse_frequency =
+        rounded(1.0f / std::pow(static_cast<float>(theta), exponent), frequency_dtype);
     for (int64_t position = 0; position < table[0]; ++position) {
       const float angle = static_cast<float>(position) * inverse_frequency;
       cosines[position * half + i] = static_cast<float>(std::cos(static_cast<double>(angle)));

@@ -20,7 +20,9 @@ struct RopeArgs {
 };
 
 // Fills the tables for positions [0, S) as `transformers` does: inverse frequencies and angles rounded to
-// fp32.
-void fill_rope_tables(double theta, int64_t head_dim, TensorView cos_SK2, TensorView sin_SK2);
+// fp32. frequency_dtype BF16 or F16 rounds the inverse frequencies further: a `transformers` model cast as a
+// whole, by model.to(torch.bfloat16), computes with such ones (from_pretrained keeps them in fp32).
+void fill_rope_tables(double theta, int64_t head_dim, TensorView cos_SK2, TensorView sin_SK2,
+                      DType frequency_dtype = DType::kF32);
 
 }  // namespace biomoe
