@@ -1,5 +1,6 @@
 #include "biomoe/checkpoint/json_text.h"
 
+#include <functional>
 #include <string>
 #include <unordered_set>
 #include <vector>

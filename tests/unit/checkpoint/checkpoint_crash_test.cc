@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "biomoe/checkpoint/async_saver.h"
+#include "biomoe/checkpoint/hf_export.h"
 #include "biomoe/checkpoint/staging_folder.h"
 #include "biomoe/checkpoint/training_checkpoint.h"
 #include "checkpoint_test_util.h"
@@ -216,6 +217,22 @@ TEST(CheckpointDisk, AFullDiskIsOneLine) {
     EXPECT_EQ(store.latest()->step, 1);
   }
   EXPECT_EQ(umount(folder.path().c_str()), 0);
+}
+
+TEST(CheckpointDisk, AnExportThatFailsLeavesNothing) {
+  const TempFolder folder;
+  const ParameterList parameters(testing::small_model());
+  const std::vector<float> arena(static_cast<size_t>(parameters.arena_elements()));
+  const auto run = [&] {
+    export_hf(folder / "out", testing::small_model(), parameters, arena.data(), {.max_shard_bytes = 1000});
+  };
+  {
+    const FileSizeLimit limit(1000);
+    expect_error(run, "cannot write: File too large", ErrorKind::kFailure);
+  }
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+  run();
+  EXPECT_TRUE(fs::exists(folder / "out/model.safetensors.index.json"));
 }
 
 TEST(CheckpointDisk, AFolderThatCannotBeMadeIsOneLine) {
