@@ -1,3 +1,4 @@
+#include <csignal>
 #include <cstdio>
 #include <new>
 
@@ -7,6 +8,8 @@
 
 int main(int argc, char** argv) {
   using namespace biomoe::apps;
+  // A file-size limit then is an error that names the file, and not a death in the middle of a save.
+  std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app(
       "BioMoE trains mixture-of-experts models on biological sequences: FASTA in, Hugging Face checkpoint "
       "out");

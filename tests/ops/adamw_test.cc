@@ -10,7 +10,7 @@ namespace {
 
 // Segments of odd lengths with gaps between them, one of them empty, one cut over several threads and blocks.
 const std::vector<ArenaSegment> kSegments = {{1, 7, true},    {8, 0, true},      {9, 1, false},
-                                        {13, 16, false}, {40, 70003, true}, {70100, 16385, false}};
+                                             {13, 16, false}, {40, 70003, true}, {70100, 16385, false}};
 constexpr int64_t kElements = 90001;
 
 constexpr ref::AdamwRule kRule{.lr = 3e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1};
