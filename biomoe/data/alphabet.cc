@@ -42,4 +42,12 @@ std::string printable_utf8(std::string_view text) {
   return out;
 }
 
+std::string shortened(std::string_view name) {
+  constexpr size_t kShownBytes = 100;
+  if (name.size() <= kShownBytes) return std::string(name);
+  size_t end = kShownBytes;
+  while (end > 0 && (static_cast<uint8_t>(name[end]) & 0xc0) == 0x80) --end;  // not inside a character
+  return fmt::format("{}...", name.substr(0, end));
+}
+
 }  // namespace biomoe

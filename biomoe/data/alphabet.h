@@ -60,4 +60,7 @@ std::string describe_symbol(uint8_t symbol);
 // terminal.
 std::string printable_utf8(std::string_view text);
 
+// A name for a message or a table: cut after some 100 bytes, with "..." to say so.
+std::string shortened(std::string_view name);
+
 }  // namespace biomoe

@@ -25,7 +25,7 @@ class FastqParser : public RecordParser {
   }
 
   void finish() override {
-    if (state_ == State::kSequence) throw error("record '{}' is cut short: no '+' line", name_);
+    if (state_ == State::kSequence) throw error("record '{}' is cut short: no '+' line", shortened(name_));
     if (state_ == State::kQuality) throw quality_mismatch();
   }
 
@@ -61,7 +61,7 @@ class FastqParser : public RecordParser {
       return plus(piece.text.substr(1), piece.ends_line);
     }
     if (piece.starts_line && piece.text.starts_with('@'))
-      throw error("record '{}' has no '+' line before the next '@'", name_);
+      throw error("record '{}' has no '+' line before the next '@'", shortened(name_));
     const int64_t added = append_symbols(piece.text, SymbolSet::kSequence);
     bases_ += added;
     if (piece.starts_line) line_counted_ = false;
@@ -77,7 +77,7 @@ class FastqParser : public RecordParser {
     if (!ends_line) return;
     const std::string repeated = header_.name();
     if (!repeated.empty() && repeated != name_)
-      throw error("'+{}' does not repeat the name '{}' of its record", repeated, name_);
+      throw error("'+{}' does not repeat the name '{}' of its record", shortened(repeated), shortened(name_));
     state_ = State::kQuality;
     if (bases_ == 0) end_record();
   }
@@ -85,7 +85,8 @@ class FastqParser : public RecordParser {
   void quality(const LinePiece& piece) {
     for (const char c : piece.text)
       if (c <= ' ' || c > '~')
-        throw error("{} in the quality of record '{}'", describe_symbol(static_cast<uint8_t>(c)), name_);
+        throw error("{} in the quality of record '{}'", describe_symbol(static_cast<uint8_t>(c)),
+                    shortened(name_));
     qualities_ += static_cast<int64_t>(piece.text.size());
     if (!piece.ends_line) return;
     if (qualities_ > bases_ || (qualities_ < bases_ && sequence_lines_ <= 1)) throw quality_mismatch();
@@ -98,7 +99,7 @@ class FastqParser : public RecordParser {
   }
 
   [[nodiscard]] Error quality_mismatch() const {
-    return error("record '{}' has {} quality values for {} bases", name_, qualities_, bases_);
+    return error("record '{}' has {} quality values for {} bases", shortened(name_), qualities_, bases_);
   }
 
   State state_ = State::kBetween;

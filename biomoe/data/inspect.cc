@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "biomoe/data/alphabet.h"
 #include "biomoe/data/record_audit.h"
 
 namespace biomoe {
@@ -58,7 +59,7 @@ void add_records(const json& records, std::string& out) {
   const size_t shown = std::min(records.size(), kRecordsShown);
   for (size_t i = 0; i < shown; ++i)
     out += fmt::format("  {:>14}  {}\n", records[i]["length"].get<int64_t>(),
-                       records[i]["name"].get_ref<const std::string&>());
+                       shortened(records[i]["name"].get_ref<const std::string&>()));
   if (records.size() > shown) out += fmt::format("  ... and {} more\n", records.size() - shown);
 }
 

@@ -70,7 +70,7 @@ void RecordAudit::note_name(std::string_view name) {
   }
   const uint64_t hash = std::hash<std::string_view>{}(name);
   if (!seen_.insert(hash).second && repeated_.insert(hash).second)
-    warn(kDuplicate, fmt::format("record '{}': the name occurs more than once", name));
+    warn(kDuplicate, fmt::format("record '{}': the name occurs more than once", shortened(name)));
 }
 
 void RecordAudit::begin_record(std::string_view name) {
@@ -87,7 +87,7 @@ void RecordAudit::end_record() {
   for (size_t i = 0; i < symbols_.size(); ++i) symbols_[i] += in_record_[i];
   const int64_t bases = count_all(in_record_);
   const std::string label =
-      name_.empty() ? fmt::format("record {}", records_) : fmt::format("record '{}'", name_);
+      name_.empty() ? fmt::format("record {}", records_) : fmt::format("record '{}'", shortened(name_));
   const auto either = [&](char c) {
     return in_record_[static_cast<uint8_t>(c)] + in_record_[static_cast<uint8_t>(c) | 0x20u];
   };

@@ -75,6 +75,10 @@ TEST(Inspect, TextSaysWhatHappensToWhatIsMasked) {
   policies.mask_degenerate_bases = false;
   EXPECT_TRUE(contains(render_inspection("x", got, policies), "loss weight 0.1"));
   EXPECT_TRUE(contains(render_inspection("x", got, policies), "learned"));
+  const json lengthy =
+      inspect(fmt::format(">{}\xc3\xa9yz\nAC\n>{}\n", std::string(99, 'x'), std::string(5000, 'w')));
+  EXPECT_TRUE(contains(render_inspection("x", lengthy), fmt::format("{}...\n", std::string(99, 'x'))));
+  EXPECT_LT(render_inspection("x", lengthy).size(), 1000u);
   const json empty = inspect(">a\n");
   EXPECT_TRUE(contains(render_inspection("x", empty), "x: 1 record, 0 bases"));
 }

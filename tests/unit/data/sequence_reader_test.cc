@@ -13,6 +13,7 @@
 #include "biomoe/core/file.h"
 #include "biomoe/data/inspect.h"
 #include "biomoe/data/line_scanner.h"
+#include "biomoe/data/record_parser.h"
 #include "tests/unit/data/data_test_helpers.h"
 
 namespace biomoe {
@@ -132,6 +133,23 @@ TEST(Fasta, ALongLineAndALongHeaderPassInPieces) {
   EXPECT_EQ(got.names, (std::vector<std::string>{"x", "y"}));
   EXPECT_EQ(got.sequences[0], sequence);
   EXPECT_REFUSED(">" + std::string(100'000, 'h') + "\nA\n", "a name of more than");
+}
+
+TEST(Fasta, ARecordMayBeLongerThanFourGigabases) {
+  struct Count : SequenceSink {
+    int64_t bases = 0;
+    void begin_record(std::string_view) override {}
+    void append(std::string_view symbols) override { bases += static_cast<int64_t>(symbols.size()); }
+    void end_record() override {}
+  } count;
+  const auto parser = internal::fasta_parser("test", count);
+  const std::string block(size_t{1} << 20, 'A');
+  parser->piece({">x", true, true});
+  parser->piece({block, true, false});
+  for (int i = 0; i < 4100; ++i) parser->piece({block, false, false});
+  parser->piece({{}, false, true});
+  parser->finish();
+  EXPECT_EQ(count.bases, int64_t{4101} << 20);
 }
 
 TEST(Fasta, WhatIsNotFastaIsRefusedWithItsLine) {
