@@ -275,14 +275,18 @@ void Model::logits(TensorView logits_TV) {
 
 std::string Model::first_nonfinite() const {
   if (!finite(act_.blocks.front().x_TD)) return "embedding";
-  for (int64_t layer = limits_.training ? limits_.recompute_layers : 0; layer < config_.num_hidden_layers;
-       ++layer) {
+  // Of a recomputed layer only the input is kept.
+  auto output_of = [this](int64_t layer) {
+    return fmt::format("layer {}{}", layer, recomputed(layer) ? "" : " experts");
+  };
+  for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
     const BlockSaved& saved = act_.blocks[static_cast<size_t>(layer)];
-    if (!finite(saved.x_TD)) return fmt::format("layer {} experts", layer - 1);
+    if (!finite(saved.x_TD)) return output_of(layer - 1);
+    if (recomputed(layer)) continue;
     if (!finite(saved.mid_TD)) return fmt::format("layer {} attention", layer);
     if (!finite(saved.moe.probs_TE)) return fmt::format("layer {} router", layer);
   }
-  if (!finite(act_.final_sum_TD)) return fmt::format("layer {} experts", config_.num_hidden_layers - 1);
+  if (!finite(act_.final_sum_TD)) return output_of(config_.num_hidden_layers - 1);
   if (!finite(act_.final_norm_TD)) return "final norm";
   return "";
 }

@@ -102,7 +102,8 @@ class Model {
   }
 
   // After forward: the first place on the way up where a value is not finite ("embedding", "layer 3
-  // attention", "layer 3 experts", "final norm"), or "" when there is none. Looks at what training keeps.
+  // attention", "layer 3 experts", "final norm"; "layer 3" when that layer is recomputed), or "" when there
+  // is none. Training models only.
   std::string first_nonfinite() const;
 
  private:

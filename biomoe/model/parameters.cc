@@ -55,7 +55,7 @@ int64_t ParameterList::num_active_parameters() const {
   return total;
 }
 
-const ParamSpec& ParameterList::find(const std::string& name) const {
+const ParamSpec& ParameterList::find(std::string_view name) const {
   for (const auto& spec : specs_) {
     if (spec.name == name) return spec;
   }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "biomoe/core/tensor_view.h"
@@ -40,7 +41,7 @@ class ParameterList {
   int64_t arena_elements() const { return arena_elements_; }  // with alignment gaps
   int64_t num_parameters() const;                             // without them
   int64_t num_active_parameters() const;                      // a token's share: k of E experts
-  const ParamSpec& find(const std::string& name) const;       // throws when there is none
+  const ParamSpec& find(std::string_view name) const;         // throws when there is none
   // The parameter at `spec` in a flat fp32 arena.
   TensorView view(float* arena, const ParamSpec& spec) const {
     return TensorView(arena + spec.offset, DType::kF32, spec.shape);

@@ -257,11 +257,15 @@ void chunk_score_gradients(const BackwardPass& pass, const Work& work, Range chu
   for (int64_t row = 0; row < rows; ++row) {
     float* p = scratch.scores + row * blocks.kScoreStride;
     float* dp = scratch.dscores + row * blocks.kScoreStride;
-    const Range inside = visible_keys(blocks, block.begin + row % block.count, chunk);
+    const int64_t query = block.begin + row % block.count;
+    const Range inside = visible_keys(blocks, query, chunk);
     zero_outside(p, inside, chunk.count());
     zero_outside(dp, inside, chunk.count());
     row_score_gradients(p + inside.begin, dp + inside.begin, inside.count(), scratch.lse[row],
                         scratch.delta[row]);
+    // The softmax of one score is constant. What dp - delta leaves there is rounding, which an optimiser that
+    // divides by the gradient's size would take for a direction.
+    if (blocks.first_key(query) == query) std::fill_n(dp + inside.begin, inside.count(), 0.0f);
   }
 }
 
