@@ -1,0 +1,239 @@
+// Properties that the passes of a model keep however the batch, the memory and the threads are laid out.
+#include "biomoe/model/model.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/model/model_test_util.h"
+
+namespace biomoe {
+namespace {
+
+using test::accumulate;
+using test::logits_of;
+using test::random_batch;
+using test::small_config;
+using test::small_limits;
+
+Model seeded_model(const ModelConfig& config, const ModelLimits& limits, uint64_t seed = 7) {
+  Model model(config, limits);
+  model.initialize(seed);
+  return model;
+}
+
+TEST(Model, PackedRecordsGetTheLogitsTheyHaveAlone) {
+  for (const bool windowed : {false, true}) {
+    ModelConfig config = small_config();
+    if (windowed) config.sliding_window = 6;
+    Model model = seeded_model(config, small_limits());
+    const Batch packed = random_batch(config, {1, 37, 2, 64, 16, 1}, 3);
+    model.poison_activations();
+    const std::vector<float> together = logits_of(model, packed);
+    for (int64_t b = 0; b < packed.num_sequences(); ++b) {
+      const Batch alone = test::sequence_of(packed, b);
+      model.poison_activations();
+      const std::vector<float> want = logits_of(model, alone);
+      const auto begin = together.begin() + packed.cu_seqlens[static_cast<size_t>(b)] * config.vocab_size;
+      const std::vector<float> got(begin, begin + static_cast<std::ptrdiff_t>(want.size()));
+      EXPECT_LE(test::norm_error(got, want), 2e-6) << "record " << b << " windowed " << windowed;
+    }
+  }
+}
+
+TEST(Model, RecomputingLayersChangesNoBit) {
+  const ModelConfig config = small_config();
+  const Batch batch = random_batch(config, {40, 9, 71}, 5);
+  ModelLimits limits = small_limits();
+  Model keeps = seeded_model(config, limits);
+  const auto want = accumulate(keeps, {batch});
+  ASSERT_TRUE(test::all_finite(want.gradients));
+  for (const int64_t layers : {int64_t{1}, config.num_hidden_layers}) {
+    limits.recompute_layers = layers;
+    Model recomputes = seeded_model(config, limits);
+    const auto got = accumulate(recomputes, {batch});
+    EXPECT_EQ(got.gradients, want.gradients) << layers;
+    EXPECT_EQ(got.lm_loss, want.lm_loss);
+    EXPECT_EQ(got.aux_loss, want.aux_loss);
+  }
+}
+
+// One set of activations serves all recomputed layers, so two of them already save memory.
+TEST(Model, RecomputingLayersSavesMemory) {
+  const ModelConfig config = small_config();
+  ModelLimits limits = small_limits();
+  const size_t keeps = plan_model_memory(config, limits).saved_activations;
+  limits.recompute_layers = 2;
+  const size_t two = plan_model_memory(config, limits).saved_activations;
+  limits.recompute_layers = 3;
+  EXPECT_LT(two, keeps);
+  EXPECT_LT(plan_model_memory(config, limits).saved_activations, two);
+}
+
+TEST(Model, ExpertFfnModesAgree) {
+  const ModelConfig config = small_config();
+  const Batch batch = random_batch(config, {40, 9, 71}, 6);
+  ModelLimits limits = small_limits();
+  limits.expert_ffn_mode = ExpertFfnMode::kLoop;
+  Model loop = seeded_model(config, limits);
+  limits.expert_ffn_mode = ExpertFfnMode::kGroupedLinear;
+  Model grouped = seeded_model(config, limits);
+  const auto want = accumulate(loop, {batch}), got = accumulate(grouped, {batch});
+  const double error = test::worst_parameter_error(loop, got.gradients, want.gradients);
+  RecordProperty("worst_parameter_error", std::to_string(error));
+  EXPECT_LE(error, 5e-6);
+  EXPECT_NEAR(got.lm_loss, want.lm_loss, 1e-6);
+}
+
+// No bit depends on what memory held before; and the same seed, threads and batch give the same bits.
+TEST(Model, PoisonedActivationsChangeNoBit) {
+  const ModelConfig config = small_config();
+  const Batch batch = random_batch(config, {33, 12}, 8);
+  for (const int threads : {1, 2}) {
+    ModelLimits limits = small_limits();
+    limits.num_threads = threads;
+    Model poisoned = seeded_model(config, limits);
+    accumulate(poisoned, {random_batch(config, {500}, 9)});  // leaves other values behind
+    const auto want = accumulate(poisoned, {batch});
+    Model fresh = seeded_model(config, limits);
+    fresh.zero_gradients();
+    fresh.forward(batch);
+    fresh.loss(batch, true, 1.0 / batch.target_weight);
+    fresh.backward(batch, config.router_aux_loss_coef, config.router_z_loss_coef);
+    EXPECT_TRUE(test::all_finite(want.gradients));
+    EXPECT_EQ(test::gradients_of(fresh), want.gradients) << threads << " threads";
+  }
+}
+
+// Bits may differ between thread counts (partial sums of weight gradients); values agree to rounding.
+TEST(Model, ThreadsAgreeToRounding) {
+  const ModelConfig config = small_config();
+  const Batch batch = random_batch(config, {200, 150}, 10);
+  ModelLimits limits = small_limits();
+  Model one = seeded_model(config, limits);
+  limits.num_threads = 2;
+  Model two = seeded_model(config, limits);
+  EXPECT_EQ(test::values_of(one.weights_A()), test::values_of(two.weights_A()));
+  const auto want = accumulate(one, {batch}), got = accumulate(two, {batch});
+  const double error = test::worst_parameter_error(one, got.gradients, want.gradients);
+  RecordProperty("worst_parameter_error", std::to_string(error));
+  EXPECT_LE(error, 1e-5);
+  EXPECT_NEAR(got.lm_loss, want.lm_loss, 1e-6);
+  EXPECT_NEAR(got.aux_loss, want.aux_loss, 1e-9);
+}
+
+TEST(Model, InferenceModelGivesTheTrainingModelsLogits) {
+  const ModelConfig config = small_config();
+  const Batch batch = random_batch(config, {50, 3}, 11);
+  ModelLimits limits = small_limits();
+  Model training = seeded_model(config, limits);
+  limits.training = false;
+  Model inference = seeded_model(config, limits);
+  training.poison_activations();
+  inference.poison_activations();
+  EXPECT_EQ(logits_of(inference, batch), logits_of(training, batch));
+  training.forward(batch);
+  inference.forward(batch);
+  EXPECT_EQ(inference.loss(batch, false).weighted_nll, training.loss(batch, false).weighted_nll);
+  EXPECT_FALSE(inference.gradients_A());
+}
+
+TEST(Model, TheSeedAloneDecidesTheWeights) {
+  const ModelConfig config = small_config();
+  Model a = seeded_model(config, small_limits(), 1), b = seeded_model(config, small_limits(8, 8), 1);
+  Model c = seeded_model(config, small_limits(), 2);
+  EXPECT_EQ(test::values_of(a.weights_A()), test::values_of(b.weights_A()));
+  EXPECT_NE(test::values_of(a.weights_A()), test::values_of(c.weights_A()));
+  const std::vector<float> gate =
+      test::values_of(a.weight(a.parameters().find("model.layers.0.mlp.gate.weight")));
+  EXPECT_NE(gate, test::values_of(a.weight(a.parameters().find("model.layers.1.mlp.gate.weight"))));
+}
+
+TEST(Model, EmptyBatchIsLegal) {
+  const ModelConfig config = small_config();
+  Model model = seeded_model(config, small_limits());
+  Batch empty;
+  empty.clear();
+  empty.cu_seqlens = {0};
+  const auto nothing = accumulate(model, {empty});
+  EXPECT_EQ(nothing.lm_loss, 0.0);
+  EXPECT_EQ(nothing.aux_loss, 0.0);
+  EXPECT_EQ(nothing.gradients, std::vector<float>(nothing.gradients.size(), 0.0f));
+  const Batch batch = random_batch(config, {30}, 12);
+  const auto want = accumulate(model, {batch}), got = accumulate(model, {empty, batch, empty});
+  EXPECT_EQ(got.gradients, want.gradients);
+  EXPECT_EQ(got.aux_loss, want.aux_loss);
+}
+
+// Every router sees the same row for every token of a record's start, so ties are exact between tokens; zero
+// router weights make them exact between experts, where the lowest index wins.
+TEST(Model, TiesAreDefined) {
+  const ModelConfig config = small_config();
+  Model model = seeded_model(config, small_limits());
+  Batch batch = random_batch(config, {64, 64}, 13);
+  std::fill(batch.tokens.begin(), batch.tokens.end(), 0);
+  for (auto& target : batch.targets) target = target == kIgnoreTarget ? target : 0;
+  const auto repeated = accumulate(model, {batch});
+  EXPECT_TRUE(test::all_finite(repeated.gradients));
+  EXPECT_TRUE(std::isfinite(repeated.lm_loss));
+  EXPECT_EQ(accumulate(model, {batch}).gradients, repeated.gradients);
+
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    const auto& gate = model.parameters().find(fmt::format("model.layers.{}.mlp.gate.weight", layer));
+    std::fill_n(model.weight(gate).f32(), gate.num_elements(), 0.0f);
+  }
+  const auto tied = accumulate(model, {batch});
+  EXPECT_TRUE(test::all_finite(tied.gradients));
+  const int64_t* counts = model.routing().counts_LE.i64();
+  for (int64_t i = 0; i < model.routing().counts_LE.num_elements(); ++i) {
+    EXPECT_EQ(counts[i], i % config.num_local_experts < config.num_experts_per_tok ? batch.num_tokens() : 0)
+        << i;
+  }
+  EXPECT_NEAR(tied.aux_loss, static_cast<double>(config.num_experts_per_tok), 1e-6);
+}
+
+std::string place_of_nan(const std::string& name, const ModelLimits& limits) {
+  const ModelConfig config = small_config();
+  Model model = seeded_model(config, limits);
+  const Batch batch = random_batch(config, {60}, 14);
+  model.poison_activations();
+  model.forward(batch);
+  EXPECT_EQ(model.first_nonfinite(), "");
+  const auto& spec = model.parameters().find(name);
+  std::fill_n(model.weight(spec).f32(), spec.num_elements(), NAN);
+  model.poison_activations();
+  model.forward(batch);
+  EXPECT_TRUE(std::isnan(model.loss(batch, false).weighted_nll)) << name;
+  return model.first_nonfinite();
+}
+
+TEST(Model, NamesThePlaceOfTheFirstNonfiniteValue) {
+  const ModelLimits limits = small_limits();
+  EXPECT_EQ(place_of_nan("model.embed_tokens.weight", limits), "embedding");
+  EXPECT_EQ(place_of_nan("model.layers.1.input_layernorm.weight", limits), "layer 1 attention");
+  EXPECT_EQ(place_of_nan("model.layers.1.self_attn.v_proj.weight", limits), "layer 1 attention");
+  EXPECT_EQ(place_of_nan("model.layers.1.mlp.gate.weight", limits), "layer 1 router");
+  EXPECT_EQ(place_of_nan("model.layers.1.mlp.experts.gate_up_proj", limits), "layer 1 experts");
+  EXPECT_EQ(place_of_nan("model.layers.2.mlp.experts.down_proj", limits), "layer 2 experts");
+  EXPECT_EQ(place_of_nan("model.norm.weight", limits), "final norm");
+}
+
+TEST(Model, NamesTheLayerAloneWhereItIsRecomputed) {
+  ModelLimits limits = small_limits();
+  limits.recompute_layers = 2;
+  EXPECT_EQ(place_of_nan("model.embed_tokens.weight", limits), "embedding");
+  EXPECT_EQ(place_of_nan("model.layers.0.self_attn.v_proj.weight", limits), "layer 0");
+  EXPECT_EQ(place_of_nan("model.layers.1.mlp.experts.down_proj", limits), "layer 1");
+  EXPECT_EQ(place_of_nan("model.layers.2.self_attn.q_proj.weight", limits), "layer 2 attention");
+  limits.recompute_layers = 3;
+  EXPECT_EQ(place_of_nan("model.layers.2.self_attn.q_proj.weight", limits), "layer 2");
+}
+
+TEST(Model, RefusesABatchThatMemoryIsNotPlannedFor) {
+  const ModelConfig config = small_config();
+  Model model(config, small_limits(64, 32));
+  EXPECT_THROW(model.forward(random_batch(config, {33, 31, 1}, 15)), std::exception);
+  EXPECT_THROW(model.forward(random_batch(config, {33}, 15)), std::exception);
+  EXPECT_NO_THROW(model.forward(random_batch(config, {32, 32}, 15)));
+}
+
+}  // namespace
+}  // namespace biomoe

@@ -1,0 +1,130 @@
+// The auxiliary losses against their formulas and central differences.
+#include "biomoe/moe/balance_loss.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "biomoe/core/rng.h"
+
+namespace biomoe {
+namespace {
+
+struct Case {
+  int64_t layers, experts, top_k, tokens;
+};
+
+// Probabilities [layers][tokens][experts] and the experts chosen from them by `statistics`.
+std::vector<double> random_probs(const Case& c) {
+  const Rng rng(3, RngStream::kTest);
+  std::vector<double> probs(static_cast<size_t>(c.layers * c.tokens * c.experts));
+  for (size_t row = 0; row < probs.size(); row += static_cast<size_t>(c.experts)) {
+    double sum = 0;
+    for (size_t e = row; e < row + static_cast<size_t>(c.experts); ++e)
+      sum += probs[e] = std::exp(rng.normal(e));
+    for (size_t e = row; e < row + static_cast<size_t>(c.experts); ++e) probs[e] /= sum;
+  }
+  return probs;
+}
+
+// Token t goes to experts t*t, t*t + 1, ... (mod E): uneven, whatever the probabilities are.
+int64_t expert_of(const Case& c, int64_t token, int64_t slot) {
+  return (token * token + slot) % c.experts;
+}
+
+RoutingStats statistics(Arena& arena, const Case& c, const std::vector<double>& probs) {
+  RoutingStats stats = allocate_routing_stats(arena, c.layers, c.experts);
+  stats.reset();
+  stats.tokens = c.tokens;
+  for (int64_t layer = 0; layer < c.layers; ++layer) {
+    for (int64_t t = 0; t < c.tokens; ++t) {
+      for (int64_t e = 0; e < c.experts; ++e) {
+        stats.prob_sums_LE.f64()[layer * c.experts + e] +=
+            probs[static_cast<size_t>((layer * c.tokens + t) * c.experts + e)];
+      }
+      for (int64_t k = 0; k < c.top_k; ++k) ++stats.counts_LE.i64()[layer * c.experts + expert_of(c, t, k)];
+    }
+  }
+  return stats;
+}
+
+// As written in the model's definition: a one-hot tensor over (token of any layer, slot, expert), its mean
+// over tokens, times the mean probability, summed over slots and experts, times E.
+double direct_loss(const Case& c, const std::vector<double>& probs) {
+  const double rows = static_cast<double>(c.layers * c.tokens);
+  double loss = 0;
+  for (int64_t k = 0; k < c.top_k; ++k) {
+    for (int64_t e = 0; e < c.experts; ++e) {
+      double chosen = 0, probability = 0;
+      for (int64_t row = 0; row < c.layers * c.tokens; ++row) {
+        chosen += expert_of(c, row % c.tokens, k) == e ? 1 : 0;
+        probability += probs[static_cast<size_t>(row * c.experts + e)];
+      }
+      loss += chosen / rows * (probability / rows);
+    }
+  }
+  return loss * static_cast<double>(c.experts);
+}
+
+const Case kCases[] = {{1, 1, 1, 1}, {1, 4, 1, 7}, {3, 5, 2, 33}, {2, 8, 8, 12}, {4, 64, 6, 100}};
+
+TEST(BalanceLoss, EqualsTheFormula) {
+  for (const Case& c : kCases) {
+    Arena arena(1 << 20);
+    const auto probs = random_probs(c);
+    EXPECT_NEAR(load_balancing_loss(statistics(arena, c, probs)), direct_loss(c, probs), 1e-12)
+        << c.experts << " experts";
+  }
+}
+
+TEST(BalanceLoss, KnownValues) {
+  Arena arena(1 << 20);
+  RoutingStats stats = allocate_routing_stats(arena, 2, 4);
+  stats.reset();
+  EXPECT_EQ(load_balancing_loss(stats), 0.0);  // nothing routed
+  EXPECT_EQ(router_z_loss(stats), 0.0);
+  stats.tokens = 8;
+  for (int64_t i = 0; i < 8; ++i) {
+    stats.counts_LE.i64()[i] = 4;  // 8 tokens, top 2, even
+    stats.prob_sums_LE.f64()[i] = 2.0;
+  }
+  EXPECT_DOUBLE_EQ(load_balancing_loss(stats), 2.0);  // k when even
+  stats.reset();
+  stats.tokens = 8;
+  for (const int64_t layer : {0, 1}) {
+    stats.counts_LE.i64()[layer * 4 + 3] = 8;  // top 1, all tokens and all probability on one expert
+    stats.prob_sums_LE.f64()[layer * 4 + 3] = 8.0;
+    stats.z_sums_L.f64()[layer] = 24.0;
+  }
+  EXPECT_DOUBLE_EQ(load_balancing_loss(stats), 4.0);  // E when all on one
+  EXPECT_DOUBLE_EQ(router_z_loss(stats), 3.0);
+}
+
+TEST(BalanceLoss, GradientEqualsCentralDifferences) {
+  constexpr double kCoef = 0.7, kStep = 1e-4;
+  for (const Case& c : kCases) {
+    std::vector<float> gradient(static_cast<size_t>(c.experts), NAN);
+    auto probs = random_probs(c);
+    Arena arena(1 << 20);
+    load_balancing_gradient(statistics(arena, c, probs), kCoef,
+                            TensorView(gradient.data(), DType::kF32, {c.experts}));
+    for (const int64_t row : {int64_t{0}, c.layers * c.tokens - 1}) {
+      for (int64_t e = 0; e < std::min<int64_t>(c.experts, 8); ++e) {
+        double& value = probs[static_cast<size_t>(row * c.experts + e)];
+        const double start = value;
+        value = start + kStep;
+        const double high = direct_loss(c, probs);
+        value = start - kStep;
+        const double low = direct_loss(c, probs);
+        value = start;
+        const double numeric = kCoef * (high - low) / (2 * kStep);
+        EXPECT_NEAR(static_cast<double>(gradient[static_cast<size_t>(e)]), numeric,
+                    1e-6 * std::abs(numeric) + 1e-10);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace biomoe
