@@ -34,7 +34,7 @@ TEST(Accumulation, MicroBatchesGiveTheGradientOfTheWhole) {
     ASSERT_EQ(parts[2].valid_targets, 0);
     const auto want = accumulate(model, {whole}), got = accumulate(model, parts);
     const double error = test::worst_parameter_error(model, got.gradients, want.gradients);
-    RecordProperty(tied ? "tied_error" : "error", std::to_string(error));
+    RecordProperty(tied ? "tied_error" : "error", fmt::format("{:.2e}", error));
     EXPECT_LE(error, 1e-5);
     EXPECT_NEAR(got.lm_loss, want.lm_loss, 1e-6);
     EXPECT_NEAR(got.aux_loss, want.aux_loss, 1e-7);

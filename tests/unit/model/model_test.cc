@@ -78,7 +78,7 @@ TEST(Model, ExpertFfnModesAgree) {
   Model grouped = seeded_model(config, limits);
   const auto want = accumulate(loop, {batch}), got = accumulate(grouped, {batch});
   const double error = test::worst_parameter_error(loop, got.gradients, want.gradients);
-  RecordProperty("worst_parameter_error", std::to_string(error));
+  RecordProperty("worst_parameter_error", fmt::format("{:.2e}", error));
   EXPECT_LE(error, 5e-6);
   EXPECT_NEAR(got.lm_loss, want.lm_loss, 1e-6);
 }
@@ -114,7 +114,7 @@ TEST(Model, ThreadsAgreeToRounding) {
   EXPECT_EQ(test::values_of(one.weights_A()), test::values_of(two.weights_A()));
   const auto want = accumulate(one, {batch}), got = accumulate(two, {batch});
   const double error = test::worst_parameter_error(one, got.gradients, want.gradients);
-  RecordProperty("worst_parameter_error", std::to_string(error));
+  RecordProperty("worst_parameter_error", fmt::format("{:.2e}", error));
   EXPECT_LE(error, 1e-5);
   EXPECT_NEAR(got.lm_loss, want.lm_loss, 1e-6);
   EXPECT_NEAR(got.aux_loss, want.aux_loss, 1e-9);
