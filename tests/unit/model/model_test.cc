@@ -103,6 +103,27 @@ TEST(Model, PoisonedActivationsChangeNoBit) {
   }
 }
 
+// A softmax over one key is constant. Rounding left in its gradient would become a full step under AdamW,
+// which divides by the gradient's size.
+TEST(Model, QueriesThatSeeOneKeyGiveQueryAndKeyWeightsNoGradient) {
+  ModelConfig config = small_config();
+  const Batch ones = random_batch(config, std::vector<int64_t>(40, 1), 17);
+  config.sliding_window = 1;
+  Model model = seeded_model(config, small_limits());
+  for (const Batch& batch : {random_batch(config, {70, 1, 9}, 16), ones}) {
+    const auto result = accumulate(model, {batch});
+    for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+      for (const char* name : {"q_proj", "k_proj"}) {
+        const auto& spec =
+            model.parameters().find(fmt::format("model.layers.{}.self_attn.{}.weight", layer, name));
+        EXPECT_EQ(test::values_of(model.gradient(spec)),
+                  std::vector<float>(static_cast<size_t>(spec.num_elements()), 0.0f))
+            << spec.name;
+      }
+    }
+  }
+}
+
 // Bits may differ between thread counts (partial sums of weight gradients); values agree to rounding.
 TEST(Model, ThreadsAgreeToRounding) {
   const ModelConfig config = small_config();
