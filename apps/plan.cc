@@ -17,7 +17,7 @@ void run(const ConfigOptions& options) {
   config.model.validate();
   const ParameterList parameters(config.model);
   const ModelMemory memory = plan_model_memory(config.model, model_limits(config, true));
-  const size_t optimizer = Optimizer::planned_bytes(parameters);
+  const size_t optimizer = Optimizer::plan_memory(parameters, {}).total();
   const bool staged = config.checkpoint.async_save && config.checkpoint.save_every_n_steps > 0;
   const size_t staging = staged ? memory.weights + optimizer : 0;
   const struct {

@@ -1,27 +1,17 @@
 #include "biomoe/core/arena.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <utility>
 
 namespace biomoe {
 
-Arena::Arena(size_t capacity_bytes, const char* name) : capacity_(align_up(capacity_bytes)), name_(name) {
-  if (capacity_ == 0) return;
-  void* memory = mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
-    throw failure("cannot reserve {} bytes of memory for {}: {}", capacity_, name_, std::strerror(errno));
-  }
-  // Large pages save most TLB misses of the GEMM operands; a refusal changes nothing but speed.
-  madvise(memory, capacity_, MADV_HUGEPAGE);
-  base_ = static_cast<uint8_t*>(memory);
+Arena::Arena(size_t capacity_bytes, const char* name, MemorySource& source)
+    : capacity_(align_up(capacity_bytes)), name_(name), source_(&source) {
+  if (capacity_ > 0) base_ = static_cast<uint8_t*>(source.reserve(capacity_, name));
 }
 
 Arena::~Arena() {
-  if (base_) munmap(base_, capacity_);
+  if (base_) source_->free(base_, capacity_);
 }
 
 Arena::Arena(Arena&& other) noexcept
@@ -29,7 +19,8 @@ Arena::Arena(Arena&& other) noexcept
       capacity_(std::exchange(other.capacity_, 0)),
       used_(std::exchange(other.used_, 0)),
       peak_(std::exchange(other.peak_, 0)),
-      name_(other.name_) {}
+      name_(other.name_),
+      source_(other.source_) {}
 
 Arena& Arena::operator=(Arena&& other) noexcept {
   std::swap(base_, other.base_);
@@ -37,6 +28,7 @@ Arena& Arena::operator=(Arena&& other) noexcept {
   std::swap(used_, other.used_);
   std::swap(peak_, other.peak_);
   std::swap(name_, other.name_);
+  std::swap(source_, other.source_);
   return *this;
 }
 
@@ -62,7 +54,7 @@ void Arena::release(size_t mark) {
 
 void Arena::poison_free() {
   // 0xFF bytes are a NaN in fp32, bf16, fp16 and fp64, and -1 as an index.
-  if (base_) std::memset(base_ + used_, 0xff, capacity_ - used_);
+  if (base_) source_->fill(base_ + used_, 0xff, capacity_ - used_);
 }
 
 }  // namespace biomoe

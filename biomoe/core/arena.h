@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "biomoe/core/memory_source.h"
 #include "biomoe/core/tensor_view.h"
 
 namespace biomoe {
@@ -35,12 +36,13 @@ class ArenaPlanner : public TensorAllocator {
   size_t used_ = 0;
 };
 
-// Not thread-safe. Memory is page-aligned and reads as zero until written. Move-only.
+// Not thread-safe. Memory is page-aligned, reads as zero until written, and is the host's unless another
+// source is given. Move-only.
 class Arena : public TensorAllocator {
  public:
   Arena() = default;
   // Throws Error(kFailure) with the byte count when the system refuses the memory.
-  explicit Arena(size_t capacity_bytes, const char* name = "arena");
+  explicit Arena(size_t capacity_bytes, const char* name = "arena", MemorySource& source = host_memory());
   ~Arena() override;
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;
@@ -59,6 +61,7 @@ class Arena : public TensorAllocator {
   // read before it is written cannot pass for a result.
   void poison_free();
 
+  uint8_t* base() const { return base_; }
   size_t capacity() const { return capacity_; }
   size_t used() const { return used_; }
   size_t peak() const { return peak_; }
@@ -69,6 +72,7 @@ class Arena : public TensorAllocator {
   size_t used_ = 0;
   size_t peak_ = 0;
   const char* name_ = "arena";
+  MemorySource* source_ = nullptr;
 };
 
 // Gives scratch memory back at the end of a scope.

@@ -7,11 +7,15 @@ namespace biomoe {
 
 enum class Device : uint8_t { kCpu, kCuda };
 
+// A stream, library handles and their plans; what is in it is the backend's (see ops/device.h).
+struct DeviceState;
+
 struct Context {
   Device device = Device::kCpu;
-  int num_threads = 1;       // CPU threads; results are bitwise the same for a fixed number
-  Arena* scratch = nullptr;  // memory an op may use during its call (see each op's *_scratch_bytes)
-  void* stream = nullptr;    // device stream, null on the CPU
+  int num_threads = 1;           // CPU threads; results are bitwise the same for a fixed number
+  Arena* scratch = nullptr;      // memory of the device that an op may use during its call (*_scratch_bytes)
+  DeviceState* state = nullptr;  // null on the CPU
+  bool deterministic = false;    // on the GPU: bitwise equal runs (the CPU's always are)
 };
 
 }  // namespace biomoe

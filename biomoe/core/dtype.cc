@@ -11,6 +11,7 @@ size_t dtype_size(DType dtype) {
       return 4;
     case DType::kBF16:
     case DType::kF16:
+    case DType::kU16:
       return 2;
     case DType::kF64:
     case DType::kI64:
@@ -37,6 +38,8 @@ std::string_view dtype_name(DType dtype) {
       return "I64";
     case DType::kU8:
       return "U8";
+    case DType::kU16:
+      return "U16";
   }
   throw failure("unknown dtype {}", static_cast<int>(dtype));
 }

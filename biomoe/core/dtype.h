@@ -8,7 +8,7 @@
 
 namespace biomoe {
 
-enum class DType : uint8_t { kF32, kBF16, kF16, kF64, kI32, kI64, kU8 };
+enum class DType : uint8_t { kF32, kBF16, kF16, kF64, kI32, kI64, kU8, kU16 };
 
 size_t dtype_size(DType dtype);            // bytes an element
 std::string_view dtype_name(DType dtype);  // as safetensors spells it: "F32", "BF16", ...

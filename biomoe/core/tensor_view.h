@@ -57,6 +57,7 @@ struct TensorView {
   double* f64() const { return typed<double>(DType::kF64); }
   int32_t* i32() const { return typed<int32_t>(DType::kI32); }
   int64_t* i64() const { return typed<int64_t>(DType::kI64); }
+  uint16_t* bf16() const { return typed<uint16_t>(DType::kBF16); }  // as bits
 
  private:
   template <typename T>

@@ -30,15 +30,15 @@ RopeArgs rope_of(const BlockInputs& inputs, TensorView x_TC, bool inverse) {
 
 }  // namespace
 
-BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& config, float* arena,
+BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& config, TensorView arena_A,
                            int64_t layer) {
   auto view = [&](const char* name) {
-    return parameters.view(arena, parameters.find(fmt::format("model.layers.{}.{}", layer, name)));
+    return parameters.view(arena_A, parameters.find(fmt::format("model.layers.{}.{}", layer, name)));
   };
   BlockWeights weights;
   weights.norm1_D = view("input_layernorm.weight");
   // q, k and v lie one after the other in the arena (see ParameterList).
-  weights.qkv_CD = TensorView(view("self_attn.q_proj.weight").data, DType::kF32,
+  weights.qkv_CD = TensorView(view("self_attn.q_proj.weight").data, arena_A.dtype,
                               Shape{config.qkv_width(), config.hidden_size});
   weights.out_DA = view("self_attn.o_proj.weight");
   weights.norm2_D = view("post_attention_layernorm.weight");
@@ -48,11 +48,14 @@ BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& c
   return weights;
 }
 
-MoeShape moe_shape(const ModelConfig& config) {
+MoeShape moe_shape(const ModelConfig& config, const ComputeTypes& types) {
   return {.width = config.hidden_size,
           .expert_width = config.intermediate_size,
           .experts = config.num_local_experts,
-          .top_k = config.num_experts_per_tok};
+          .top_k = config.num_experts_per_tok,
+          .type = types.activation,
+          .row_alignment = types.row_alignment,
+          .gate_up_interleave = types.gate_up_interleave};
 }
 
 AttentionShape attention_shape(const ModelConfig& config, int64_t max_seqlen) {
@@ -63,32 +66,33 @@ AttentionShape attention_shape(const ModelConfig& config, int64_t max_seqlen) {
           .window = config.sliding_window};
 }
 
-BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& config, int64_t tokens) {
+BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& config,
+                                const ComputeTypes& types, int64_t tokens) {
   const int64_t T = tokens, D = config.hidden_size, A = config.num_attention_heads * config.key_width();
   BlockSaved saved;
-  saved.norm1_TD = allocator.tensor(DType::kF32, {T, D});
+  saved.norm1_TD = allocator.tensor(types.activation, {T, D});
   saved.rstd1_T = allocator.tensor(DType::kF32, {T});
-  saved.qkv_TC = allocator.tensor(DType::kF32, {T, config.qkv_width()});
-  saved.attn_TA = allocator.tensor(DType::kF32, {T, A});
+  saved.qkv_TC = allocator.tensor(types.activation, {T, config.qkv_width()});
+  saved.attn_TA = allocator.tensor(types.activation, {T, A});
   saved.lse_HT = allocator.tensor(DType::kF32, {config.num_attention_heads, T});
-  saved.mid_TD = allocator.tensor(DType::kF32, {T, D});
-  saved.norm2_TD = allocator.tensor(DType::kF32, {T, D});
+  saved.mid_TD = allocator.tensor(types.activation, {T, D});
+  saved.norm2_TD = allocator.tensor(types.activation, {T, D});
   saved.rstd2_T = allocator.tensor(DType::kF32, {T});
-  saved.moe = allocate_moe_saved(allocator, moe_shape(config), T);
+  saved.moe = allocate_moe_saved(allocator, moe_shape(config, types), T);
   return saved;
 }
 
-BlockWorkspace allocate_block_workspace(TensorAllocator& allocator, const ModelConfig& config, int64_t tokens,
-                                        bool training) {
+BlockWorkspace allocate_block_workspace(TensorAllocator& allocator, const ModelConfig& config,
+                                        const ComputeTypes& types, int64_t tokens, bool training) {
   BlockWorkspace workspace;
-  workspace.delta_TD = allocator.tensor(DType::kF32, {tokens, config.hidden_size});
+  workspace.delta_TD = allocator.tensor(types.activation, {tokens, config.hidden_size});
   if (training) {
-    workspace.dnorm_TD = allocator.tensor(DType::kF32, {tokens, config.hidden_size});
+    workspace.dnorm_TD = allocator.tensor(types.activation, {tokens, config.hidden_size});
     workspace.dattn_TA =
-        allocator.tensor(DType::kF32, {tokens, config.num_attention_heads * config.key_width()});
-    workspace.dqkv_TC = allocator.tensor(DType::kF32, {tokens, config.qkv_width()});
+        allocator.tensor(types.activation, {tokens, config.num_attention_heads * config.key_width()});
+    workspace.dqkv_TC = allocator.tensor(types.activation, {tokens, config.qkv_width()});
   }
-  workspace.moe = allocate_moe_workspace(allocator, moe_shape(config), tokens, training);
+  workspace.moe = allocate_moe_workspace(allocator, moe_shape(config, types), tokens, training);
   return workspace;
 }
 
@@ -130,22 +134,27 @@ void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& 
 
 void block_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
                     const BlockWeights& gradients, const BlockSaved& saved, const BlockWorkspace& workspace,
-                    const BlockAuxGradient& aux, TensorView dstream_TD) {
+                    const BlockAuxGradient& aux, TensorView dstream_TD, bool accumulate) {
   moe_backward(ctx, inputs.expert_ffn_mode, inputs.moe, weights.moe, gradients.moe, saved.moe, workspace.moe,
                {.x_TD = saved.norm2_TD,
                 .dy_TD = dstream_TD,
                 .dx_TD = workspace.dnorm_TD,
                 .balance_E = aux.balance_E,
-                .z_scale = aux.z_scale});
+                .z_scale = aux.z_scale,
+                .accumulate = accumulate});
   rms_norm_backward(ctx, {.dy_TD = workspace.dnorm_TD,
                           .sum_TD = saved.mid_TD,
                           .weight_D = weights.norm2_D,
                           .rstd_T = saved.rstd2_T,
                           .dresidual_TD = dstream_TD,
                           .dx_TD = dstream_TD,
-                          .dweight_D = gradients.norm2_D});
-  gemm(ctx,
-       {.a = dstream_TD, .b = saved.attn_TA, .c = gradients.out_DA, .transpose_a = true, .accumulate = true});
+                          .dweight_D = gradients.norm2_D,
+                          .accumulate = accumulate});
+  gemm(ctx, {.a = dstream_TD,
+             .b = saved.attn_TA,
+             .c = gradients.out_DA,
+             .transpose_a = true,
+             .accumulate = accumulate});
   gemm(ctx, {.a = dstream_TD, .b = weights.out_DA, .c = workspace.dattn_TA});
   const QkvBands bands = split_qkv(saved.qkv_TC, inputs.attention);
   const QkvBands dbands = split_qkv(workspace.dqkv_TC, inputs.attention);
@@ -165,7 +174,7 @@ void block_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights&
              .b = saved.norm1_TD,
              .c = gradients.qkv_CD,
              .transpose_a = true,
-             .accumulate = true});
+             .accumulate = accumulate});
   gemm(ctx, {.a = workspace.dqkv_TC, .b = weights.qkv_CD, .c = workspace.dnorm_TD});
   rms_norm_backward(ctx, {.dy_TD = workspace.dnorm_TD,
                           .sum_TD = saved.x_TD,
@@ -173,7 +182,8 @@ void block_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights&
                           .rstd_T = saved.rstd1_T,
                           .dresidual_TD = dstream_TD,
                           .dx_TD = dstream_TD,
-                          .dweight_D = gradients.norm1_D});
+                          .dweight_D = gradients.norm1_D,
+                          .accumulate = accumulate});
 }
 
 }  // namespace biomoe

@@ -4,6 +4,7 @@
 
 #include "biomoe/core/arena.h"
 #include "biomoe/core/context.h"
+#include "biomoe/model/compute_types.h"
 #include "biomoe/model/model_config.h"
 #include "biomoe/model/parameters.h"
 #include "biomoe/moe/moe_layer.h"
@@ -19,7 +20,7 @@ struct BlockWeights {
   TensorView norm2_D;
   MoeWeights moe;
 };
-BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& config, float* arena,
+BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& config, TensorView arena_A,
                            int64_t layer);
 
 // What forward leaves for backward. The residual stream enters as x and becomes mid = x +
@@ -38,7 +39,8 @@ struct BlockSaved {
   MoeSaved moe;
 };
 // Everything but x_TD, which outlives a recomputed block.
-BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& config, int64_t tokens);
+BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& config,
+                                const ComputeTypes& types, int64_t tokens);
 
 // Shared by all blocks.
 struct BlockWorkspace {
@@ -48,8 +50,8 @@ struct BlockWorkspace {
   TensorView dqkv_TC;
   MoeWorkspace moe;
 };
-BlockWorkspace allocate_block_workspace(TensorAllocator& allocator, const ModelConfig& config, int64_t tokens,
-                                        bool training);
+BlockWorkspace allocate_block_workspace(TensorAllocator& allocator, const ModelConfig& config,
+                                        const ComputeTypes& types, int64_t tokens, bool training);
 
 // What is the same for every block of one batch.
 struct BlockInputs {
@@ -61,7 +63,7 @@ struct BlockInputs {
   TensorView positions_T;
   TensorView cu_seqlens_B1;
 };
-MoeShape moe_shape(const ModelConfig& config);
+MoeShape moe_shape(const ModelConfig& config, const ComputeTypes& types);
 AttentionShape attention_shape(const ModelConfig& config, int64_t max_seqlen);
 
 // Where the block's input stream is: already in saved.x_TD (mid absent), or still mid + delta of the block
@@ -71,13 +73,14 @@ void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& 
                    TensorView previous_mid_TD, const BlockSaved& saved, const BlockWorkspace& workspace,
                    const LayerRoutingStats& stats, bool route_only = false);
 
-// dstream_TD holds the gradient of (mid + delta) on entry and of x on return.
 struct BlockAuxGradient {
   TensorView balance_E;
   double z_scale = 0;
 };
+// dstream_TD holds the gradient of (mid + delta) on entry and of x on return. The parameters' gradients are
+// assigned, or added to where accumulate.
 void block_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
                     const BlockWeights& gradients, const BlockSaved& saved, const BlockWorkspace& workspace,
-                    const BlockAuxGradient& aux, TensorView dstream_TD);
+                    const BlockAuxGradient& aux, TensorView dstream_TD, bool accumulate);
 
 }  // namespace biomoe

@@ -1,20 +1,25 @@
 #include "biomoe/model/model.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "biomoe/core/rng.h"
+#include "biomoe/model/parameter_io.h"
+#include "biomoe/ops/cross_entropy.h"
 #include "biomoe/ops/embedding.h"
+#include "biomoe/ops/fill.h"
 #include "biomoe/ops/rms_norm.h"
 #include "biomoe/ops/rope.h"
+#include "biomoe/ops/router.h"
 
 namespace biomoe {
 namespace {
 
 // Lays out one micro-batch of `tokens` tokens; the vectors of `act` keep their capacity.
 void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, const ModelLimits& limits,
-                         int64_t tokens, Activations& act) {
+                         const ComputeTypes& types, int64_t tokens, Activations& act) {
   const int64_t T = tokens, D = config.hidden_size;
   act.blocks.resize(static_cast<size_t>(config.num_hidden_layers));
   BlockSaved shared;
@@ -23,58 +28,114 @@ void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, 
     BlockSaved& saved = act.blocks[static_cast<size_t>(layer)];
     const bool own = limits.training && layer >= limits.recompute_layers;
     if (!own && !have_shared) {
-      shared = allocate_block_saved(allocator, config, T);
-      shared.x_TD = allocator.tensor(DType::kF32, {T, D});
+      shared = allocate_block_saved(allocator, config, types, T);
+      shared.x_TD = allocator.tensor(types.activation, {T, D});
       have_shared = true;
     }
-    saved = own ? allocate_block_saved(allocator, config, T) : shared;
-    if (limits.training) saved.x_TD = allocator.tensor(DType::kF32, {T, D});
+    saved = own ? allocate_block_saved(allocator, config, types, T) : shared;
+    if (limits.training) saved.x_TD = allocator.tensor(types.activation, {T, D});
   }
-  act.workspace = allocate_block_workspace(allocator, config, T, limits.training);
-  act.final_sum_TD = allocator.tensor(DType::kF32, {T, D});
-  act.final_norm_TD = allocator.tensor(DType::kF32, {T, D});
+  act.workspace = allocate_block_workspace(allocator, config, types, T, limits.training);
+  act.final_sum_TD = allocator.tensor(types.activation, {T, D});
+  act.final_norm_TD = allocator.tensor(types.activation, {T, D});
   act.final_rstd_T = allocator.tensor(DType::kF32, {T});
-  if (limits.training) act.dstream_TD = allocator.tensor(DType::kF32, {T, D});
-  act.head = allocate_head_workspace(allocator, config.vocab_size, T);
+  if (limits.training) act.dstream_TD = allocator.tensor(types.activation, {T, D});
+  act.head = allocate_head_workspace(allocator, limits.device, types.activation, config.vocab_size, T);
 }
 
 size_t scratch_bytes(const ModelConfig& config, const ModelLimits& limits) {
-  const size_t attention = attention_scratch_bytes(attention_shape(config, limits.max_seqlen),
+  const size_t attention = attention_scratch_bytes(limits.device, attention_shape(config, limits.max_seqlen),
                                                    limits.max_tokens, limits.num_threads);
   const size_t norm = rms_norm_backward_scratch_bytes(limits.max_tokens, config.hidden_size);
   return align_up(std::max(attention, norm)) + kArenaAlignment;
 }
 
-size_t arena_bytes(const ModelConfig& config) {
-  return align_up(static_cast<size_t>(ParameterList(config).arena_elements()) * sizeof(float));
+size_t arena_bytes(const ModelConfig& config, DType type) {
+  return align_up(static_cast<size_t>(ParameterList(config).arena_elements()) * dtype_size(type));
 }
 
 struct Tables {
-  RoutingStats routing, discarded;
-  TensorView balance_E, cos_SK2, sin_SK2;
+  TensorView cos_SK2, sin_SK2;
 };
 
 Tables lay_out_tables(TensorAllocator& allocator, const ModelConfig& config, const ModelLimits& limits) {
-  Tables tables;
-  tables.routing = allocate_routing_stats(allocator, config.num_hidden_layers, config.num_local_experts);
-  tables.discarded = allocate_routing_stats(allocator, config.num_hidden_layers, config.num_local_experts);
-  tables.balance_E = allocator.tensor(DType::kF32, {config.num_local_experts});
-  tables.cos_SK2 = allocator.tensor(DType::kF32, {limits.max_seqlen, config.key_width() / 2});
-  tables.sin_SK2 = allocator.tensor(DType::kF32, {limits.max_seqlen, config.key_width() / 2});
-  return tables;
+  const Shape shape{limits.max_seqlen, config.key_width() / 2};
+  return {.cos_SK2 = allocator.tensor(DType::kF32, shape), .sin_SK2 = allocator.tensor(DType::kF32, shape)};
 }
 
-size_t table_bytes(const ModelConfig& config, const ModelLimits& limits) {
+// What the host and the device tell each other.
+struct Exchange {
+  RoutingStats routing, discarded;
+  TensorView balance_E, grad_scale_1, loss_sums_3, losses_2, nonfinite_1, offsets_host_E1;
+};
+
+Exchange lay_out_exchange(TensorAllocator& allocator, const ModelConfig& config) {
+  const int64_t experts = config.num_local_experts;
+  Exchange exchange;
+  exchange.routing = allocate_routing_stats(allocator, config.num_hidden_layers, experts);
+  exchange.discarded = allocate_routing_stats(allocator, config.num_hidden_layers, experts);
+  exchange.balance_E = allocator.tensor(DType::kF32, {experts});
+  exchange.grad_scale_1 = allocator.tensor(DType::kF64, {1});
+  exchange.loss_sums_3 = allocator.tensor(DType::kF64, {3});
+  exchange.losses_2 = allocator.tensor(DType::kF64, {2});
+  exchange.nonfinite_1 = allocator.tensor(DType::kI64, {1});
+  exchange.offsets_host_E1 = allocator.tensor(DType::kI64, {experts + 1});
+  return exchange;
+}
+
+DeviceBatch lay_out_batch(TensorAllocator& allocator, int64_t tokens, int64_t cu_seqlens) {
+  return {.tokens_T = allocator.tensor(DType::kI32, {tokens}),
+          .targets_T = allocator.tensor(DType::kI32, {tokens}),
+          .loss_weights_T = allocator.tensor(DType::kF32, {tokens}),
+          .positions_T = allocator.tensor(DType::kI32, {tokens}),
+          .cu_seqlens_B1 = allocator.tensor(DType::kI32, {cu_seqlens})};
+}
+
+// Bytes that `lay_out(planner)` takes.
+template <typename LayOut>
+size_t planned(const LayOut& lay_out) {
   ArenaPlanner planner;
-  lay_out_tables(planner, config, limits);
+  lay_out(planner);
   return planner.used();
 }
 
 size_t activation_bytes(const ModelConfig& config, const ModelLimits& limits) {
-  ArenaPlanner planner;
-  Activations act;
-  lay_out_activations(planner, config, limits, limits.max_tokens, act);
-  return planner.used();
+  const ComputeTypes types = compute_types(limits.device, config, limits.micro_batches > 1);
+  return planned([&](ArenaPlanner& planner) {
+    Activations act;
+    lay_out_activations(planner, config, limits, types, limits.max_tokens, act);
+  });
+}
+
+size_t table_bytes(const ModelConfig& config, const ModelLimits& limits) {
+  return planned([&](ArenaPlanner& planner) { lay_out_tables(planner, config, limits); });
+}
+
+size_t exchange_bytes(const ModelConfig& config) {
+  return planned([&](ArenaPlanner& planner) { lay_out_exchange(planner, config); });
+}
+
+// Room for the ends of so many sequences, of no tokens too, padded to a power of two.
+int64_t cu_seqlens_capacity(int64_t sequences) {
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(1, sequences)))) + 1;
+}
+
+size_t batch_bytes(const ModelLimits& limits) {
+  if (limits.device == Device::kCpu) return 0;
+  return planned([&](ArenaPlanner& planner) {
+    for (int64_t slot = 0; slot < limits.micro_batches; ++slot) {
+      lay_out_batch(planner, limits.max_tokens, cu_seqlens_capacity(limits.max_tokens));
+    }
+  });
+}
+
+// Losses or a chunk of logits on the host.
+size_t planned_download(const ModelConfig& config, const ModelLimits& limits) {
+  const auto logits =
+      static_cast<size_t>(std::min(limits.max_tokens, head_chunk_rows(limits.device, config.vocab_size)) *
+                          config.vocab_size) *
+      sizeof(uint16_t);
+  return align_up(std::max(logits, static_cast<size_t>(limits.max_tokens) * sizeof(float)));
 }
 
 template <typename T>
@@ -83,78 +144,118 @@ TensorView view_of(const std::vector<T>& values, DType dtype) {
   return TensorView(const_cast<T*>(values.data()), dtype, Shape{static_cast<int64_t>(values.size())});
 }
 
-bool finite(const TensorView& view) {
-  const float* values = view.f32();
-  const int64_t count = view.num_elements();
-  return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
-}
-
 }  // namespace
 
 ModelMemory plan_model_memory(const ModelConfig& config, const ModelLimits& limits) {
+  const ComputeTypes types = compute_types(limits.device, config, limits.micro_batches > 1);
   ModelMemory memory;
-  memory.weights = arena_bytes(config);
-  memory.gradients = limits.training ? arena_bytes(config) : 0;
+  memory.weights = arena_bytes(config, types.activation);
+  memory.gradients = limits.training ? arena_bytes(config, types.gradient) : 0;
   memory.saved_activations = activation_bytes(config, limits);
-  memory.workspace = scratch_bytes(config, limits) + table_bytes(config, limits);
+  memory.workspace = scratch_bytes(config, limits) + table_bytes(config, limits) + exchange_bytes(config) +
+                     batch_bytes(limits);
   return memory;
 }
 
 Model::Model(const ModelConfig& config, const ModelLimits& limits)
-    : config_(config), limits_(limits), parameters_((config.validate(), config)) {
-  BM_CHECK(limits.max_tokens >= 0 && limits.max_seqlen >= 1 && limits.num_threads >= 1,
+    : config_(config),
+      limits_(limits),
+      types_(compute_types(limits.device, config, limits.micro_batches > 1)),
+      parameters_((config.validate(), config)),
+      device_(limits.device) {
+  BM_CHECK(limits.max_tokens >= 0 && limits.max_seqlen >= 1 && limits.num_threads >= 1 &&
+               limits.micro_batches >= 1,
            "model limits are unset");
+  MemorySource& source = device_memory(limits.device);
   const ModelMemory memory = plan_model_memory(config, limits);
-  persistent_ =
-      Arena(memory.weights + memory.gradients + table_bytes(config, limits), "the model's parameters");
-  activations_ = Arena(memory.saved_activations, "activations");
-  scratch_ = Arena(scratch_bytes(config, limits), "scratch");
-  ctx_ = Context{
-      .device = Device::kCpu, .num_threads = limits.num_threads, .scratch = &scratch_, .stream = nullptr};
-  weights_A_ = persistent_.tensor(DType::kF32, {parameters_.arena_elements()});
-  if (limits.training) gradients_A_ = persistent_.tensor(DType::kF32, {parameters_.arena_elements()});
-  const Tables tables = lay_out_tables(persistent_, config, limits);
-  routing_ = tables.routing;
-  discarded_ = tables.discarded;
-  balance_E_ = tables.balance_E;
-  fill_rope_tables(config.rope_theta, config.key_width(), tables.cos_SK2, tables.sin_SK2,
-                   limits.rope_frequency_dtype);
+  persistent_ = Arena(memory.weights + memory.gradients + table_bytes(config, limits),
+                      "the model's parameters", source);
+  activations_ = Arena(memory.saved_activations, "activations", source);
+  scratch_ = Arena(scratch_bytes(config, limits), "scratch", source);
+  mirror_ = MirroredArena(limits.device, exchange_bytes(config), "the step's sums");
+  ctx_ = Context{.device = limits.device,
+                 .num_threads = limits.num_threads,
+                 .scratch = &scratch_,
+                 .state = device_.get(),
+                 .deterministic = limits.deterministic};
+  weights_A_ = persistent_.tensor(types_.activation, {parameters_.arena_elements()});
+  if (limits.training) gradients_A_ = persistent_.tensor(types_.gradient, {parameters_.arena_elements()});
+  set_up_inputs();
+  set_up_batches();
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    block_weights_.push_back(block_weights(parameters_, config, weights_A_.f32(), layer));
-    if (limits.training) {
-      block_gradients_.push_back(block_weights(parameters_, config, gradients_A_.f32(), layer));
-    }
+    block_weights_.push_back(block_weights(parameters_, config, weights_A_, layer));
+    if (limits.training) block_gradients_.push_back(block_weights(parameters_, config, gradients_A_, layer));
   }
   act_.blocks.reserve(static_cast<size_t>(config.num_hidden_layers));
-  inputs_.attention = attention_shape(config, limits.max_seqlen);
-  inputs_.moe = moe_shape(config);
-  inputs_.expert_ffn_mode = limits.expert_ffn_mode;
-  inputs_.rms_norm_eps = config.rms_norm_eps;
+  reset_sums();
+  reset_routing_stats(ctx_, discarded_);
+}
+
+void Model::set_up_inputs() {
+  const Exchange exchange = lay_out_exchange(mirror_, config_);
+  routing_ = exchange.routing;
+  discarded_ = exchange.discarded;
+  balance_E_ = exchange.balance_E;
+  grad_scale_1_ = exchange.grad_scale_1;
+  loss_sums_3_ = exchange.loss_sums_3;
+  losses_2_ = exchange.losses_2;
+  nonfinite_1_ = exchange.nonfinite_1;
+  offsets_host_E1_ = limits_.device == Device::kCpu ? TensorView() : mirror_.host(exchange.offsets_host_E1);
+  const Tables tables = lay_out_tables(persistent_, config_, limits_);
+  Arena host(table_bytes(config_, limits_), "rotary tables");
+  const Tables filled = limits_.device == Device::kCpu ? tables : lay_out_tables(host, config_, limits_);
+  fill_rope_tables(config_.rope_theta, config_.key_width(), filled.cos_SK2, filled.sin_SK2,
+                   limits_.rope_frequency_dtype);
+  copy_to_device(ctx_, tables.cos_SK2.data, filled.cos_SK2.data, tables.cos_SK2.bytes());
+  copy_to_device(ctx_, tables.sin_SK2.data, filled.sin_SK2.data, tables.sin_SK2.bytes());
+  device_wait_sync(ctx_);
+  inputs_.attention = attention_shape(config_, limits_.max_seqlen);
+  inputs_.moe = moe_shape(config_, types_);
+  inputs_.expert_ffn_mode = limits_.expert_ffn_mode;
+  inputs_.rms_norm_eps = config_.rms_norm_eps;
   inputs_.cos_SK2 = tables.cos_SK2;
   inputs_.sin_SK2 = tables.sin_SK2;
-  routing_.reset();
-  discarded_.reset();
+}
+
+// A batch's place on the device is one block, filled by one copy from either of two places of staging memory
+// in turn: the host may fill one while the copy from the other has yet to run.
+void Model::set_up_batches() {
+  batches_.resize(static_cast<size_t>(limits_.micro_batches));
+  if (limits_.device == Device::kCpu) return;
+  batch_memory_ = Arena(batch_bytes(limits_), "batches", device_memory(limits_.device));
+  staging_ = Arena(2 * batch_bytes(limits_), "staging of batches", staging_memory(limits_.device));
+  download_ = Arena(std::max(planned_download(config_, limits_), kArenaAlignment), "losses on the host",
+                    staging_memory(limits_.device));
+  const int64_t ends = cu_seqlens_capacity(limits_.max_tokens);
+  for (DeviceBatch& batch : batches_) batch = lay_out_batch(batch_memory_, limits_.max_tokens, ends);
+  for (auto& turn : staged_) {
+    for (int64_t slot = 0; slot < limits_.micro_batches; ++slot) {
+      turn.push_back(lay_out_batch(staging_, limits_.max_tokens, ends));
+    }
+  }
+}
+
+void Model::initial_values(const ParamSpec& spec, uint64_t seed, float* values) const {
+  const int64_t count = spec.num_elements();
+  if (spec.kind == ParamKind::kNorm) {
+    std::fill(values, values + count, 1.0f);
+    return;
+  }
+  const Rng rng(seed, RngStream::kInit, static_cast<uint32_t>(&spec - parameters_.specs().data()));
+#pragma omp parallel for num_threads(limits_.num_threads) schedule(static)
+  for (int64_t i = 0; i < count; ++i) {
+    values[i] = static_cast<float>(config_.initializer_range * rng.normal(static_cast<uint64_t>(i)));
+  }
 }
 
 void Model::initialize(uint64_t seed) {
-  uint32_t index = 0;
+  ParameterIo io(ctx_, types_);
+  std::vector<float> values;
   for (const auto& spec : parameters_.specs()) {
-    float* values = weight(spec).f32();
-    const int64_t count = spec.num_elements();
-    const Rng rng(seed, RngStream::kInit, index++);
-    if (spec.kind == ParamKind::kNorm) {
-      std::fill(values, values + count, 1.0f);
-      continue;
-    }
-#pragma omp parallel for num_threads(ctx_.num_threads) schedule(static)
-    for (int64_t i = 0; i < count; ++i) {
-      values[i] = static_cast<float>(config_.initializer_range * rng.normal(static_cast<uint64_t>(i)));
-    }
+    values.resize(static_cast<size_t>(spec.num_elements()));
+    initial_values(spec, seed, values.data());
+    io.write_sync(spec, values.data(), weights_A_);
   }
-}
-
-void Model::zero_gradients() {
-  std::memset(gradients_A_.data, 0, gradients_A_.bytes());
 }
 
 void Model::poison_activations() {
@@ -163,8 +264,19 @@ void Model::poison_activations() {
   scratch_.poison_free();
 }
 
-void Model::begin(const Batch& batch) {
+void Model::start_step(double grad_scale) {
+  *mirror_.host(grad_scale_1_).f64() = grad_scale;
+  mirror_.push(ctx_);
+}
+
+void Model::reset_sums() {
+  reset_routing_stats(ctx_, routing_);
+  fill_zero(ctx_, {.x = loss_sums_3_});
+}
+
+const DeviceBatch& Model::upload(const Batch& batch, int64_t slot) {
   const int64_t tokens = batch.num_tokens();
+  BM_CHECK(slot >= 0 && slot < limits_.micro_batches, "micro-batch {} of {}", slot, limits_.micro_batches);
   BM_CHECK(tokens <= limits_.max_tokens, "a batch of {} tokens, memory is planned for {}", tokens,
            limits_.max_tokens);
   for (size_t b = 0; b + 1 < batch.cu_seqlens.size(); ++b) {
@@ -172,10 +284,52 @@ void Model::begin(const Batch& batch) {
     BM_CHECK(length <= limits_.max_seqlen, "a sequence of {} tokens, memory is planned for {}", length,
              limits_.max_seqlen);
   }
+  DeviceBatch& views = batches_[static_cast<size_t>(slot)];
+  if (limits_.device == Device::kCpu) {
+    views = {.tokens_T = view_of(batch.tokens, DType::kI32),
+             .targets_T = view_of(batch.targets, DType::kI32),
+             .loss_weights_T = view_of(batch.loss_weights, DType::kF32),
+             .positions_T = view_of(batch.positions, DType::kI32),
+             .cu_seqlens_B1 = view_of(batch.cu_seqlens, DType::kI32)};
+    return views;
+  }
+  copy_batch(batch, slot);
+  return views;
+}
+
+// Sequences are padded with empty ones to a power of two, so that batches of about as many run as the same
+// recording.
+void Model::copy_batch(const Batch& batch, int64_t slot) {
+  DeviceBatch& views = batches_[static_cast<size_t>(slot)];
+  const DeviceBatch& staged = staged_[static_cast<size_t>(turn_)][static_cast<size_t>(slot)];
+  if (slot == 0) turn_ = 1 - turn_;
+  const int64_t tokens = batch.num_tokens();
+  const int64_t ends = cu_seqlens_capacity(std::max<int64_t>(1, batch.num_sequences()));
+  const auto put = [&](TensorView& view, const TensorView& stage, const void* data, size_t bytes,
+                       int64_t count) {
+    std::memcpy(stage.data, data, bytes);
+    view = TensorView(view.data, view.dtype, Shape{count});
+    copy_to_device(ctx_, view.data, stage.data, view.bytes());
+  };
+  put(views.tokens_T, staged.tokens_T, batch.tokens.data(), batch.tokens.size() * sizeof(int32_t), tokens);
+  put(views.targets_T, staged.targets_T, batch.targets.data(), batch.targets.size() * sizeof(int32_t),
+      tokens);
+  put(views.loss_weights_T, staged.loss_weights_T, batch.loss_weights.data(),
+      batch.loss_weights.size() * sizeof(float), tokens);
+  put(views.positions_T, staged.positions_T, batch.positions.data(), batch.positions.size() * sizeof(int32_t),
+      tokens);
+  std::fill_n(staged.cu_seqlens_B1.i32() + batch.cu_seqlens.size(),
+              ends - static_cast<int64_t>(batch.cu_seqlens.size()), static_cast<int32_t>(tokens));
+  put(views.cu_seqlens_B1, staged.cu_seqlens_B1, batch.cu_seqlens.data(),
+      batch.cu_seqlens.size() * sizeof(int32_t), ends);
+}
+
+void Model::begin(const DeviceBatch& batch) {
   activations_.release(0);
-  lay_out_activations(activations_, config_, limits_, tokens, act_);
-  inputs_.positions_T = view_of(batch.positions, DType::kI32);
-  inputs_.cu_seqlens_B1 = view_of(batch.cu_seqlens, DType::kI32);
+  lay_out_activations(activations_, config_, limits_, types_, batch.num_tokens(), act_);
+  act_.workspace.moe.offsets_host_E1 = offsets_host_E1_;
+  inputs_.positions_T = batch.positions_T;
+  inputs_.cu_seqlens_B1 = batch.cu_seqlens_B1;
 }
 
 LayerRoutingStats Model::layer_stats(const RoutingStats& stats, int64_t layer) const {
@@ -185,14 +339,14 @@ LayerRoutingStats Model::layer_stats(const RoutingStats& stats, int64_t layer) c
           .z_sum_1 = TensorView(stats.z_sums_L.f64() + layer, DType::kF64, {1})};
 }
 
-TensorView Model::head_weight(const TensorView& arena) const {
+TensorView Model::head_weight(const TensorView& arena_A) const {
   const char* name = config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
-  return parameters_.view(arena.f32(), parameters_.find(name));
+  return parameters_.view(arena_A, parameters_.find(name));
 }
 
-void Model::run_layers(const Batch& batch, RoutingStats& stats, bool route_only) {
+void Model::run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route_only) {
   begin(batch);
-  embedding_forward(ctx_, {.tokens_T = view_of(batch.tokens, DType::kI32),
+  embedding_forward(ctx_, {.tokens_T = batch.tokens_T,
                            .weight_VD = weight(parameters_.specs().front()),
                            .y_TD = act_.blocks.front().x_TD});
   TensorView previous_mid;
@@ -206,11 +360,11 @@ void Model::run_layers(const Batch& batch, RoutingStats& stats, bool route_only)
   stats.tokens += batch.num_tokens();
 }
 
-void Model::count_routing(const Batch& batch) {
+void Model::count_routing(const DeviceBatch& batch) {
   run_layers(batch, routing_, true);
 }
 
-void Model::forward(const Batch& batch, bool accumulate_stats) {
+void Model::forward(const DeviceBatch& batch, bool accumulate_stats) {
   run_layers(batch, accumulate_stats ? routing_ : discarded_, false);
   rms_norm_forward(ctx_, {.x_TD = act_.workspace.delta_TD,
                           .residual_TD = act_.blocks.back().mid_TD,
@@ -221,28 +375,21 @@ void Model::forward(const Batch& batch, bool accumulate_stats) {
                           .eps = config_.rms_norm_eps});
 }
 
-LossSums Model::loss(const Batch& batch, bool with_gradient, double grad_scale) {
+void Model::loss(const DeviceBatch& batch, bool with_gradient, bool accumulate) {
   head_loss(ctx_,
             {.x_TD = act_.final_norm_TD,
              .weight_VD = head_weight(weights_A_),
-             .targets_T = view_of(batch.targets, DType::kI32),
-             .weights_T = view_of(batch.loss_weights, DType::kF32),
-             .grad_scale = grad_scale,
+             .targets_T = batch.targets_T,
+             .weights_T = batch.loss_weights_T,
+             .grad_scale_1 = grad_scale_1_,
              .dx_TD = with_gradient ? act_.workspace.dnorm_TD : TensorView(),
-             .dweight_VD = with_gradient ? head_weight(gradients_A_) : TensorView()},
+             .dweight_VD = with_gradient ? head_weight(gradients_A_) : TensorView(),
+             .accumulate = accumulate},
             act_.head);
-  LossSums sums;
-  const float* nll = act_.head.nll_T.f32();
-  for (size_t t = 0; t < batch.targets.size(); ++t) {
-    if (batch.loss_weights[t] == 0.0f) continue;
-    sums.weighted_nll += static_cast<double>(batch.loss_weights[t]) * static_cast<double>(nll[t]);
-    sums.nll += static_cast<double>(nll[t]);
-    ++sums.targets;
-  }
-  return sums;
+  loss_sums(ctx_, {.nll_T = act_.head.nll_T, .weights_T = batch.loss_weights_T, .sums_3 = loss_sums_3_});
 }
 
-void Model::backward(const Batch& batch, double balance_coef, double z_coef) {
+void Model::backward(const DeviceBatch& batch, double balance_coef, double z_coef, bool accumulate) {
   const auto& norm = parameters_.find("model.norm.weight");
   rms_norm_backward(ctx_, {.dy_TD = act_.workspace.dnorm_TD,
                            .sum_TD = act_.final_sum_TD,
@@ -250,8 +397,9 @@ void Model::backward(const Batch& batch, double balance_coef, double z_coef) {
                            .rstd_T = act_.final_rstd_T,
                            .dresidual_TD = {},
                            .dx_TD = act_.dstream_TD,
-                           .dweight_D = gradient(norm)});
-  load_balancing_gradient(routing_, balance_coef, balance_E_);
+                           .dweight_D = gradient(norm),
+                           .accumulate = accumulate});
+  compute_balance_loss(balance_coef);
   const double routings =
       static_cast<double>(config_.num_hidden_layers) * static_cast<double>(routing_.tokens);
   const BlockAuxGradient aux{.balance_E = balance_E_, .z_scale = routings > 0 ? z_coef / routings : 0.0};
@@ -262,32 +410,99 @@ void Model::backward(const Batch& batch, double balance_coef, double z_coef) {
                     layer_stats(discarded_, layer));
     }
     block_backward(ctx_, inputs_, block_weights_[index], block_gradients_[index], act_.blocks[index],
-                   act_.workspace, aux, act_.dstream_TD);
+                   act_.workspace, aux, act_.dstream_TD, accumulate);
   }
-  embedding_backward(ctx_, {.tokens_T = view_of(batch.tokens, DType::kI32),
+  // A tied embedding's gradient has the head's part in it already.
+  embedding_backward(ctx_, {.tokens_T = batch.tokens_T,
                             .dy_TD = act_.dstream_TD,
-                            .dweight_VD = gradient(parameters_.specs().front())});
+                            .dweight_VD = gradient(parameters_.specs().front()),
+                            .accumulate = accumulate || config_.tie_word_embeddings});
 }
 
-void Model::logits(TensorView logits_TV) {
-  head_logits(ctx_, act_.final_norm_TD, head_weight(weights_A_), logits_TV);
+void Model::compute_balance_loss(double balance_coef) {
+  balance_loss(ctx_, {.counts_LE = routing_.counts_LE,
+                      .prob_sums_LE = routing_.prob_sums_LE,
+                      .z_sums_L = routing_.z_sums_L,
+                      .tokens = routing_.tokens,
+                      .balance_coef = balance_coef,
+                      .losses_2 = losses_2_,
+                      .balance_E = balance_E_});
 }
 
-std::string Model::first_nonfinite() const {
-  if (!finite(act_.blocks.front().x_TD)) return "embedding";
+void Model::finish_step(double balance_coef) {
+  compute_balance_loss(balance_coef);
+  mirror_.pull(ctx_);
+}
+
+StepSums Model::sums() const {
+  const double* loss = mirror_.host(loss_sums_3_).f64();
+  const double* losses = mirror_.host(losses_2_).f64();
+  return {.loss = {.weighted_nll = loss[0], .nll = loss[1], .targets = static_cast<int64_t>(loss[2])},
+          .balance_loss = losses[0],
+          .z_loss = losses[1]};
+}
+
+RoutingStats Model::routing() const {
+  return {.counts_LE = mirror_.host(routing_.counts_LE),
+          .prob_sums_LE = mirror_.host(routing_.prob_sums_LE),
+          .z_sums_L = mirror_.host(routing_.z_sums_L),
+          .tokens = routing_.tokens};
+}
+
+TensorView Model::nll_sync() {
+  const TensorView& nll_T = act_.head.nll_T;
+  if (limits_.device == Device::kCpu) return nll_T;
+  download_.release(0);
+  const TensorView host = download_.tensor(DType::kF32, nll_T.shape);
+  copy_to_host(ctx_, host.data, nll_T.data, nll_T.bytes());
+  device_wait_sync(ctx_);
+  return host;
+}
+
+void Model::logits_sync(TensorView logits_TV) {
+  const TensorView weight_VD = head_weight(weights_A_);
+  const int64_t tokens = act_.final_norm_TD.shape[0];
+  const bool direct = limits_.device == Device::kCpu;
+  const int64_t chunk = direct ? tokens : act_.head.logits_CV.shape[0];
+  for (int64_t begin = 0; begin < tokens; begin += chunk) {
+    const int64_t rows = std::min(chunk, tokens - begin);
+    const TensorView target = logits_TV.rows(begin, rows), x = act_.final_norm_TD.rows(begin, rows);
+    if (direct) {
+      head_logits(ctx_, x, weight_VD, target);
+      continue;
+    }
+    const TensorView logits = act_.head.logits_CV.rows(0, rows);
+    head_logits(ctx_, x, weight_VD, logits);
+    download_.release(0);
+    const TensorView host = download_.tensor(logits.dtype, logits.shape);
+    copy_to_host(ctx_, host.data, logits.data, logits.bytes());
+    device_wait_sync(ctx_);
+    for (int64_t i = 0; i < host.num_elements(); ++i) target.f32()[i] = float_from_bf16(host.bf16()[i]);
+  }
+}
+
+bool Model::finite_sync(const TensorView& view) {
+  count_nonfinite(ctx_, {.x = view, .count_1 = nonfinite_1_});
+  mirror_.pull(ctx_);
+  device_wait_sync(ctx_);
+  return *mirror_.host(nonfinite_1_).i64() == 0;
+}
+
+std::string Model::first_nonfinite_sync() {
+  if (!finite_sync(act_.blocks.front().x_TD)) return "embedding";
   // Of a recomputed layer only the input is kept.
   auto output_of = [this](int64_t layer) {
     return fmt::format("layer {}{}", layer, recomputed(layer) ? "" : " experts");
   };
   for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
     const BlockSaved& saved = act_.blocks[static_cast<size_t>(layer)];
-    if (!finite(saved.x_TD)) return output_of(layer - 1);
+    if (!finite_sync(saved.x_TD)) return output_of(layer - 1);
     if (recomputed(layer)) continue;
-    if (!finite(saved.mid_TD)) return fmt::format("layer {} attention", layer);
-    if (!finite(saved.moe.probs_TE)) return fmt::format("layer {} router", layer);
+    if (!finite_sync(saved.mid_TD)) return fmt::format("layer {} attention", layer);
+    if (!finite_sync(saved.moe.probs_TE)) return fmt::format("layer {} router", layer);
   }
-  if (!finite(act_.final_sum_TD)) return output_of(config_.num_hidden_layers - 1);
-  if (!finite(act_.final_norm_TD)) return "final norm";
+  if (!finite_sync(act_.final_sum_TD)) return output_of(config_.num_hidden_layers - 1);
+  if (!finite_sync(act_.final_norm_TD)) return "final norm";
   return "";
 }
 

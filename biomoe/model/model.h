@@ -1,6 +1,7 @@
 // The Mixtral decoder: parameters, activations and the passes of one micro-batch.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,8 @@
 #include "biomoe/model/head.h"
 #include "biomoe/model/model_config.h"
 #include "biomoe/model/parameters.h"
+#include "biomoe/ops/device.h"
+#include "biomoe/ops/mirrored_arena.h"
 
 namespace biomoe {
 
@@ -23,6 +26,9 @@ struct ModelLimits {
   int64_t recompute_layers = 0;  // the first layers keep only their input and run forward again in backward
   ExpertFfnMode expert_ffn_mode = ExpertFfnMode::kGroupedLinear;
   DType rope_frequency_dtype = DType::kF32;  // see fill_rope_tables
+  Device device = Device::kCpu;
+  int64_t micro_batches = 1;   // of a step, at most; on a GPU gradients of several are summed in fp32
+  bool deterministic = false;  // see Context
 };
 
 // Bytes that a Model takes, by category. The same code lays the memory out.
@@ -33,6 +39,12 @@ struct ModelMemory {
   size_t workspace = 0;
 };
 ModelMemory plan_model_memory(const ModelConfig& config, const ModelLimits& limits);
+
+// The arrays of one batch where the device reads them.
+struct DeviceBatch {
+  TensorView tokens_T, targets_T, loss_weights_T, positions_T, cu_seqlens_B1;
+  int64_t num_tokens() const { return tokens_T.shape[0]; }
+};
 
 // Activations and workspace of one micro-batch.
 struct Activations {
@@ -45,13 +57,22 @@ struct Activations {
   HeadWorkspace head;
 };
 
-// Sums over the tokens of a batch, in token order.
+// Sums over the tokens of the batches since start_step().
 struct LossSums {
   double weighted_nll = 0;  // sum of loss weight * nll: divided by the global target weight it is the loss
-  double nll = 0;           // sum of nll over targets with a weight above 0
+  double nll = 0;           // sum of nll over targets with a weight other than 0
   int64_t targets = 0;      // how many those are
 };
 
+// What a step leaves besides gradients.
+struct StepSums {
+  LossSums loss;
+  double balance_loss = 0;  // unscaled
+  double z_loss = 0;
+};
+
+// Device work is given out in order and not waited for, but by the functions named sync. On the CPU
+// everything is done on return.
 class Model {
  public:
   // Reserves all memory; weights are zero until initialize() or a checkpoint fills them.
@@ -59,72 +80,108 @@ class Model {
 
   const ModelConfig& config() const { return config_; }
   const ModelLimits& limits() const { return limits_; }
+  const ComputeTypes& types() const { return types_; }
   const ParameterList& parameters() const { return parameters_; }
   Context& context() { return ctx_; }
 
-  // Normal(0, initializer_range) for matrices, 1 for norms, from the seed and the parameter's name alone.
+  // Normal(0, initializer_range) for matrices, 1 for norms, from the seed and the parameter's name alone,
+  // into values[0, spec.num_elements()) in fp32 and the hub's layout.
+  void initial_values(const ParamSpec& spec, uint64_t seed, float* values) const;
+  // Gives all weights these values. Waits for the device.
   void initialize(uint64_t seed);
 
-  TensorView weights_A() const { return weights_A_; }  // flat arenas, see ParamSpec::offset
+  TensorView weights_A() const { return weights_A_; }  // flat arenas on the device, see ParamSpec::offset
   TensorView gradients_A() const { return gradients_A_; }
-  TensorView weight(const ParamSpec& spec) const { return parameters_.view(weights_A_.f32(), spec); }
-  TensorView gradient(const ParamSpec& spec) const { return parameters_.view(gradients_A_.f32(), spec); }
+  TensorView weight(const ParamSpec& spec) const { return parameters_.view(weights_A_, spec); }
+  TensorView gradient(const ParamSpec& spec) const { return parameters_.view(gradients_A_, spec); }
 
-  // Statistics of the routers, added up by every forward and count_routing since the last reset.
-  RoutingStats& routing() { return routing_; }
-
-  void zero_gradients();
   // Fills all activation memory with NaN patterns: what is read before it is written shows.
   void poison_activations();
 
+  // A step: start_step, then for each micro-batch upload and forward, loss, backward; then finish_losses.
+  // grad_scale multiplies every gradient. Only start_step, upload and finish_sync touch the host's memory:
+  // what is between them can be recorded and replayed for batches of the same sizes.
+  void start_step(double grad_scale);
+
+  // Copies the batch to the device; `slot` of several micro-batches, each of which keeps its own memory.
+  const DeviceBatch& upload(const Batch& batch, int64_t slot = 0);
+
+  // Resets the sums and statistics of a step.
+  void reset_sums();
+
   // Runs the layers for their routing statistics only. With gradient accumulation the load-balancing gradient
   // needs the counts of the whole global batch before the first backward.
-  void count_routing(const Batch& batch);
+  void count_routing(const DeviceBatch& batch);
 
   // Embedding to final norm. accumulate_stats = false when count_routing has seen the batch already.
-  void forward(const Batch& batch, bool accumulate_stats = true);
+  void forward(const DeviceBatch& batch, bool accumulate_stats = true);
 
-  // After forward: nll_T() and its sums; with_gradient also starts backward. grad_scale multiplies every
-  // gradient.
-  LossSums loss(const Batch& batch, bool with_gradient, double grad_scale = 0.0);
-  TensorView nll_T() const { return act_.head.nll_T; }
+  // After forward: fills nll and adds to the loss sums; with_gradient also starts backward. The parameters'
+  // gradients are assigned, or added to where accumulate (as in backward).
+  void loss(const DeviceBatch& batch, bool with_gradient, bool accumulate = false);
 
-  // After loss(with_gradient): accumulates every parameter's gradient. balance_coef and z_coef are the
-  // coefficients of the auxiliary losses, whose sums are in routing().
-  void backward(const Batch& batch, double balance_coef, double z_coef);
+  // After loss(with_gradient). balance_coef and z_coef are the coefficients of the auxiliary losses, whose
+  // sums are those of the tokens counted since reset_sums.
+  void backward(const DeviceBatch& batch, double balance_coef, double z_coef, bool accumulate = false);
 
-  // After forward: logits of all tokens, [T, V] f32, assigned.
-  void logits(TensorView logits_TV);
+  // A replayed step routed so many tokens.
+  void set_routed_tokens(int64_t tokens) { routing_.tokens = tokens; }
 
-  // Router logits are gone after forward; their softmax stays: [T, E] of a layer (training models only).
+  // The auxiliary losses of the whole step, and everything the host wants to know on its way there.
+  void finish_step(double balance_coef);
+  // After waiting for the device: what the step left.
+  StepSums sums() const;
+  RoutingStats routing() const;                            // on the host
+  TensorView loss_sums_3() const { return loss_sums_3_; }  // on the device
+
+  // The batch's nll on the host, [T] f32; waits for the device.
+  TensorView nll_sync();
+
+  // After forward: logits of all tokens on the host, [T, V] f32, assigned; waits for the device.
+  void logits_sync(TensorView logits_TV);
+
+  // After a forward on the CPU: router softmax of a layer, [T, E] (training models only).
   TensorView router_probs(int64_t layer) const {
     return act_.blocks[static_cast<size_t>(layer)].moe.probs_TE;
   }
 
   // After forward: the first place on the way up where a value is not finite ("embedding", "layer 3
   // attention", "layer 3 experts", "final norm"; "layer 3" when that layer is recomputed), or "" when there
-  // is none. Training models only.
-  std::string first_nonfinite() const;
+  // is none. Training models only. Waits for the device.
+  std::string first_nonfinite_sync();
 
  private:
-  void begin(const Batch& batch);
-  void run_layers(const Batch& batch, RoutingStats& stats, bool route_only);
+  void set_up_inputs();
+  void set_up_batches();
+  void copy_batch(const Batch& batch, int64_t slot);
+  void compute_balance_loss(double balance_coef);
+  void begin(const DeviceBatch& batch);
+  void run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route_only);
   LayerRoutingStats layer_stats(const RoutingStats& stats, int64_t layer) const;
   bool recomputed(int64_t layer) const { return layer < limits_.recompute_layers; }
   TensorView head_weight(const TensorView& arena) const;
+  bool finite_sync(const TensorView& view);
 
   ModelConfig config_;
   ModelLimits limits_;
+  ComputeTypes types_;
   ParameterList parameters_;
-  Arena persistent_;  // weights, gradients, routing statistics, rotary tables
+  DeviceHandle device_;
+  Arena persistent_;  // weights, gradients, rotary tables
   Arena activations_;
   Arena scratch_;
+  MirroredArena mirror_;  // sums and statistics
+  Arena staging_;         // batches on their way to the device; unused on the CPU
+  Arena batch_memory_;    // batches on the device; unused on the CPU
+  Arena download_;        // nll and logits on their way back; unused on the CPU
   Context ctx_;
   TensorView weights_A_, gradients_A_;
   RoutingStats routing_, discarded_;
-  TensorView balance_E_;
-  TensorView cos_SK2_, sin_SK2_;
+  TensorView balance_E_, grad_scale_1_, loss_sums_3_, losses_2_, nonfinite_1_, offsets_host_E1_;
   std::vector<BlockWeights> block_weights_, block_gradients_;
+  std::vector<DeviceBatch> batches_;
+  std::array<std::vector<DeviceBatch>, 2> staged_;
+  int turn_ = 0;
 
   Activations act_;  // laid out anew for the tokens of each batch
   BlockInputs inputs_;

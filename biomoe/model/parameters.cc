@@ -5,7 +5,7 @@
 namespace biomoe {
 namespace {
 
-constexpr int64_t kAlignElements = 32;  // 128 bytes of fp32
+constexpr int64_t kAlignElements = 64;  // 128 bytes of bf16
 
 }  // namespace
 

@@ -42,9 +42,11 @@ class ParameterList {
   int64_t num_parameters() const;                             // without them
   int64_t num_active_parameters() const;                      // a token's share: k of E experts
   const ParamSpec& find(std::string_view name) const;         // throws when there is none
-  // The parameter at `spec` in a flat fp32 arena.
-  TensorView view(float* arena, const ParamSpec& spec) const {
-    return TensorView(arena + spec.offset, DType::kF32, spec.shape);
+  // The parameter at `spec` in a flat arena of any type.
+  TensorView view(const TensorView& arena_A, const ParamSpec& spec) const {
+    return TensorView(
+        static_cast<uint8_t*>(arena_A.data) + static_cast<size_t>(spec.offset) * dtype_size(arena_A.dtype),
+        arena_A.dtype, spec.shape);
   }
 
  private:

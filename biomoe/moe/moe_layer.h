@@ -7,51 +7,62 @@
 
 #include "biomoe/core/arena.h"
 #include "biomoe/core/context.h"
-#include "biomoe/moe/balance_loss.h"
+#include "biomoe/moe/routing_stats.h"
+#include "biomoe/ops/dispatch.h"
 
 namespace biomoe {
 
-// How the experts' products run: one GEMM per expert (the baseline to compare with), or one grouped GEMM.
-enum class ExpertFfnMode : uint8_t { kLoop, kGroupedLinear };
-inline constexpr std::array<std::string_view, 2> kExpertFfnModeNames{"loop", "grouped_linear"};
+// How the experts' products run: one GEMM per expert (the baseline to compare with), one grouped GEMM, or
+// grouped GEMMs that hold the activation in their epilogues.
+enum class ExpertFfnMode : uint8_t { kLoop, kGroupedLinear, kFusedGroupedMlp };
+inline constexpr std::array<std::string_view, 3> kExpertFfnModeNames{"loop", "grouped_linear",
+                                                                     "fused_grouped_mlp"};
 
 struct MoeShape {
-  int64_t width = 0;         // D
-  int64_t expert_width = 0;  // F
-  int64_t experts = 0;       // E
-  int64_t top_k = 0;         // k
+  int64_t width = 0;               // D
+  int64_t expert_width = 0;        // F
+  int64_t experts = 0;             // E
+  int64_t top_k = 0;               // k
+  DType type = DType::kF32;        // of activations
+  int64_t row_alignment = 1;       // see DispatchPlanArgs
+  int64_t gate_up_interleave = 0;  // see ops/scaled_swiglu.h
+  int64_t rows(int64_t tokens) const { return row_capacity(tokens * top_k, experts, row_alignment); }  // R
 };
 
-// The layer's parameters, or their gradients (same shapes; gradients are accumulated).
+// The layer's parameters, or their gradients (same shapes).
 struct MoeWeights {
   TensorView gate_ED;
   TensorView gate_up_E2FD;  // gate rows first
   TensorView down_EDF;
 };
 
-// What forward leaves for backward, for T tokens and N = T*k rows.
+// What forward leaves for backward, for T tokens, N = T*k slots and R rows.
 struct MoeSaved {
   TensorView probs_TE;    // router softmax
   TensorView experts_Tk;  // i32
   TensorView weights_Tk;  // renormalised routing weights
   TensorView router_lse_T;
   TensorView offsets_E1;     // i64, first row of each expert
+  TensorView rows_E;         // i32
   TensorView row_of_slot_N;  // i32
-  TensorView slot_of_row_N;  // i32
-  TensorView row_weights_N;  // routing weights in row order
-  TensorView gate_up_N2F;    // overwritten by backward
-  TensorView act_NF;         // silu(gate) * up * weight
+  TensorView slot_of_row_R;  // i32
+  TensorView row_weights_R;  // routing weights in row order
+  TensorView gate_up_R2F;    // overwritten by backward
+  TensorView act_RF;         // silu(gate) * up * weight
 };
 MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens);
 
 // Memory shared by all layers, free between calls.
 struct MoeWorkspace {
-  TensorView logits_TE;    // router logits, then their gradient
-  TensorView x_ND;         // rows in expert order
-  TensorView y_ND;         // rows out of, or gradients into, the experts
-  TensorView dact_NF;      // backward only
-  TensorView dprobs_N;     // backward only
-  TensorView dweights_Tk;  // backward only
+  TensorView logits_TE;        // f32 router logits
+  TensorView x_RD;             // rows in expert order
+  TensorView y_RD;             // rows out of, or gradients into, the experts
+  TensorView dact_RF;          // backward only
+  TensorView dprobs_R;         // backward only
+  TensorView dweights_Tk;      // backward only
+  TensorView dlogits_TE;       // backward only; may be logits_TE
+  TensorView offsets_host_E1;  // ExpertFfnMode::kLoop off the CPU: where the host reads offsets; set by the
+                               // owner, not allocated
 };
 MoeWorkspace allocate_moe_workspace(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens,
                                     bool training);
@@ -73,9 +84,10 @@ void moe_route(Context& ctx, const MoeWeights& weights, TensorView x_TD, const M
 struct MoeBackward {
   TensorView x_TD;  // what forward read
   TensorView dy_TD;
-  TensorView dx_TD;      // assigned
-  TensorView balance_E;  // gradient of the load-balancing loss per probability (f32)
-  double z_scale = 0;    // factor of lse^2 in the loss
+  TensorView dx_TD;         // assigned
+  TensorView balance_E;     // gradient of the load-balancing loss per probability (f32)
+  double z_scale = 0;       // factor of lse^2 in the loss
+  bool accumulate = false;  // add to the parameters' gradients instead of assigning them
 };
 void moe_backward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const MoeWeights& weights,
                   const MoeWeights& gradients, const MoeSaved& saved, const MoeWorkspace& workspace,

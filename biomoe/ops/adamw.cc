@@ -20,22 +20,40 @@ void check_segments(const char* op, std::span<const ArenaSegment> segments, int6
 void sum_squares(Context& ctx, const SumSquaresArgs& args) {
   constexpr const char* kOp = "sum_squares";
   check_rank(kOp, "x", args.x_A, 1);
-  check_tensor(kOp, "x", args.x_A, DType::kF32, args.x_A.shape);
+  check_compute_type(kOp, "x", args.x_A, ctx.device);
+  check_tensor(kOp, "x", args.x_A, args.x_A.dtype, args.x_A.shape);
   check_tensor(kOp, "sums", args.sums_S, DType::kF64, Shape{static_cast<int64_t>(args.segments.size())});
   check_segments(kOp, args.segments, args.x_A.shape[0]);
   BIOMOE_RUN_ON_DEVICE(sum_squares, ctx, args);
 }
 
+void clip_factor(Context& ctx, const ClipFactorArgs& args) {
+  constexpr const char* kOp = "clip_factor";
+  check_tensor(kOp, "sums", args.sums_S, DType::kF64, args.sums_S.shape);
+  if (args.loss_sums_3) check_tensor(kOp, "loss_sums", args.loss_sums_3, DType::kF64, Shape{3});
+  check_tensor(kOp, "norm", args.norm_1, DType::kF64, Shape{1});
+  check_tensor(kOp, "factor", args.factor_1, DType::kF64, Shape{1});
+  check_tensor(kOp, "apply", args.apply_1, DType::kF64, Shape{1});
+  BM_CHECK(args.max_norm >= 0, "{}: max_norm is {}, expected 0 or more", kOp, args.max_norm);
+  BIOMOE_RUN_ON_DEVICE(clip_factor, ctx, args);
+}
+
 void adamw(Context& ctx, const AdamwArgs& args) {
   constexpr const char* kOp = "adamw";
-  check_rank(kOp, "param", args.param_A, 1);
-  const Shape& shape = args.param_A.shape;
-  check_tensor(kOp, "param", args.param_A, DType::kF32, shape);
-  check_tensor(kOp, "grad", args.grad_A, DType::kF32, shape);
-  check_tensor(kOp, "exp_avg", args.exp_avg_A, DType::kF32, shape);
-  check_tensor(kOp, "exp_avg_sq", args.exp_avg_sq_A, DType::kF32, shape);
+  check_rank(kOp, "weights", args.weights_A, 1);
+  const Shape& shape = args.weights_A.shape;
+  check_compute_type(kOp, "weights", args.weights_A, ctx.device);
+  check_compute_type(kOp, "grad", args.grad_A, ctx.device);
+  check_compute_type(kOp, "exp_avg", args.exp_avg_A, ctx.device);
+  check_tensor(kOp, "weights", args.weights_A, args.weights_A.dtype, shape);
+  if (args.master_A) check_tensor(kOp, "master", args.master_A, DType::kF32, shape);
+  if (args.remainder_A) check_tensor(kOp, "remainder", args.remainder_A, DType::kU16, shape);
+  BM_CHECK(!(args.master_A && args.remainder_A), "{}: both a master and a remainder", kOp);
+  check_tensor(kOp, "grad", args.grad_A, args.grad_A.dtype, shape);
+  check_tensor(kOp, "exp_avg", args.exp_avg_A, args.exp_avg_A.dtype, shape);
+  check_tensor(kOp, "exp_avg_sq", args.exp_avg_sq_A, args.exp_avg_A.dtype, shape);
+  check_tensor(kOp, "update", args.update_5, DType::kF64, Shape{kNumUpdateValues});
   check_segments(kOp, args.segments, shape[0]);
-  BM_CHECK(args.step >= 1, "{}: step is {}, expected a number from 1", kOp, args.step);
   BM_CHECK(args.beta1 >= 0 && args.beta1 < 1 && args.beta2 >= 0 && args.beta2 < 1,
            "{}: beta1 = {} and beta2 = {}, expected numbers in [0, 1)", kOp, args.beta1, args.beta2);
   BIOMOE_RUN_ON_DEVICE(adamw, ctx, args);

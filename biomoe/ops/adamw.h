@@ -1,4 +1,4 @@
-// AdamW (Loshchilov and Hutter, 2019) over flat arenas, and the reduction behind gradient clipping.
+// AdamW (Loshchilov and Hutter, 2019) over flat arenas, and gradient clipping by the global norm.
 #pragma once
 
 #include <cstdint>
@@ -23,22 +23,42 @@ struct SumSquaresArgs {
   TensorView sums_S;  // f64 [segments], assigned
 };
 
-// For every element of every segment, with g = grad * grad_scale:
+// norm = sqrt(sum of sums); factor = min(1, max_norm / (norm + 1e-6)), or 1 where max_norm is 0, as
+// torch.nn.utils.clip_grad_norm_; apply = 1 where norm and, if given, every one of `loss_sums` is finite,
+// else 0.
+struct ClipFactorArgs {
+  TensorView sums_S;         // f64
+  TensorView loss_sums_3{};  // f64, optional
+  double max_norm = 0;       // 0: no clipping
+  TensorView norm_1;         // f64, assigned
+  TensorView factor_1;       // f64, assigned
+  TensorView apply_1;        // f64, assigned
+};
+
+// Where AdamwArgs::update_5 holds what.
+enum UpdateValue : int { kLr, kCorrection1, kCorrection2, kGradScale, kApply, kNumUpdateValues };
+
+// With lr, c1 = 1 - beta1^step, c2 = 1 - beta2^step, the clip factor and `apply` from update_5, for every
+// element of every segment, g = grad * factor:
 //   param -= lr * weight_decay * param  (where decay);  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
-//   param -= lr * (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step)) + eps)
+//   param -= lr * (m / c1) / (sqrt(v / c2) + eps)
+// and nothing at all where apply is 0. Arithmetic is fp32; `param` is `master` where there is one, and
+// weights get it rounded to their type. Types: weights f32 alone; or weights bf16 with master f32 and moments
+// f32; or weights bf16 with `remainder`, the low 16 bits of an fp32 master whose high 16 bits, rounded, are
+// the weights; or weights bf16 alone, rounded to nearest even. Moments are f32 or bf16.
 struct AdamwArgs {
-  TensorView param_A;  // flat fp32 arenas, updated in place
-  TensorView grad_A;   // read
+  TensorView weights_A;      // flat arena, updated in place
+  TensorView master_A{};     // f32, optional
+  TensorView remainder_A{};  // u16, optional
+  TensorView grad_A;         // read: f32 or bf16
   TensorView exp_avg_A;
   TensorView exp_avg_sq_A;
   std::span<const ArenaSegment> segments;
-  double lr = 0;
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0;
-  double grad_scale = 1.0;  // the clip factor
-  int64_t step = 1;         // from 1
+  TensorView update_5;  // f64, indexed by UpdateValue
 };
 
 }  // namespace biomoe

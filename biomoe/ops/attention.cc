@@ -15,14 +15,15 @@ void check_shape(const char* op, const Context& ctx, const AttentionShape& shape
   BM_CHECK(ctx.scratch != nullptr, "{}: needs scratch memory", op);
 }
 
-void check_bands(const char* op, const AttentionShape& shape, const TensorView& q, const TensorView& k,
-                 const TensorView& v) {
+void check_bands(const char* op, Device device, const AttentionShape& shape, const TensorView& q,
+                 const TensorView& k, const TensorView& v) {
   check_rank(op, "q", q, 2);
+  check_compute_type(op, "q", q, device);
   const int64_t tokens = q.shape[0];
   const Shape keys{tokens, shape.num_key_value_heads * shape.head_dim};
-  check_tensor(op, "q", q, DType::kF32, Shape{tokens, shape.num_heads * shape.head_dim}, Layout::kRows);
-  check_tensor(op, "k", k, DType::kF32, keys, Layout::kRows);
-  check_tensor(op, "v", v, DType::kF32, keys, Layout::kRows);
+  check_tensor(op, "q", q, q.dtype, Shape{tokens, shape.num_heads * shape.head_dim}, Layout::kRows);
+  check_tensor(op, "k", k, q.dtype, keys, Layout::kRows);
+  check_tensor(op, "v", v, q.dtype, keys, Layout::kRows);
 }
 
 void check_sequences(const char* op, const TensorView& cu_seqlens) {
@@ -33,12 +34,17 @@ void check_sequences(const char* op, const TensorView& cu_seqlens) {
 
 }  // namespace
 
+size_t attention_scratch_bytes(Device device, const AttentionShape& shape, int64_t tokens, int num_threads) {
+  BM_CHECK(device == Device::kCpu, "attention_scratch_bytes: not the CPU");
+  return cpu::attention_scratch_bytes(shape, tokens, num_threads);
+}
+
 void attention_forward(Context& ctx, const AttentionForwardArgs& args) {
   constexpr const char* kOp = "attention_forward";
   check_shape(kOp, ctx, args.shape);
-  check_bands(kOp, args.shape, args.q_TC, args.k_TC, args.v_TC);
+  check_bands(kOp, ctx.device, args.shape, args.q_TC, args.k_TC, args.v_TC);
   check_sequences(kOp, args.cu_seqlens_B1);
-  check_tensor(kOp, "out", args.out_TC, DType::kF32, args.q_TC.shape, Layout::kRows);
+  check_tensor(kOp, "out", args.out_TC, args.q_TC.dtype, args.q_TC.shape, Layout::kRows);
   check_tensor(kOp, "lse", args.lse_HT, DType::kF32, Shape{args.shape.num_heads, args.q_TC.shape[0]});
   BIOMOE_RUN_ON_DEVICE(attention_forward, ctx, args);
 }
@@ -46,13 +52,13 @@ void attention_forward(Context& ctx, const AttentionForwardArgs& args) {
 void attention_backward(Context& ctx, const AttentionBackwardArgs& args) {
   constexpr const char* kOp = "attention_backward";
   check_shape(kOp, ctx, args.shape);
-  check_bands(kOp, args.shape, args.q_TC, args.k_TC, args.v_TC);
-  check_bands(kOp, args.shape, args.dq_TC, args.dk_TC, args.dv_TC);
+  check_bands(kOp, ctx.device, args.shape, args.q_TC, args.k_TC, args.v_TC);
+  check_bands(kOp, ctx.device, args.shape, args.dq_TC, args.dk_TC, args.dv_TC);
   check_sequences(kOp, args.cu_seqlens_B1);
   const Shape& queries = args.q_TC.shape;
-  check_tensor(kOp, "out", args.out_TC, DType::kF32, queries, Layout::kRows);
-  check_tensor(kOp, "dout", args.dout_TC, DType::kF32, queries, Layout::kRows);
-  check_tensor(kOp, "dq", args.dq_TC, DType::kF32, queries, Layout::kRows);
+  check_tensor(kOp, "out", args.out_TC, args.q_TC.dtype, queries, Layout::kRows);
+  check_tensor(kOp, "dout", args.dout_TC, args.q_TC.dtype, queries, Layout::kRows);
+  check_tensor(kOp, "dq", args.dq_TC, args.q_TC.dtype, queries, Layout::kRows);
   check_tensor(kOp, "lse", args.lse_HT, DType::kF32, Shape{args.shape.num_heads, queries[0]});
   BIOMOE_RUN_ON_DEVICE(attention_backward, ctx, args);
 }

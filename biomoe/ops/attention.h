@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
 #include "biomoe/ops/op_list.h"
 
@@ -26,7 +27,8 @@ struct AttentionForwardArgs {
   TensorView v_TC;
   TensorView cu_seqlens_B1;  // i32
   TensorView out_TC;         // [T, H*K], assigned
-  TensorView lse_HT;         // f32 [H, T], assigned: log sum exp of the scaled scores
+  TensorView lse_HT;  // f32, H*T elements, assigned: log sum exp of the scaled scores ([H, T] on the CPU;
+                      // on the GPU in the order that its backward wants)
 };
 
 // Probabilities are recomputed from q, k and lse.
@@ -45,6 +47,10 @@ struct AttentionBackwardArgs {
 };
 
 // Bytes of ctx.scratch for either direction with this many tokens and CPU threads.
+size_t attention_scratch_bytes(Device device, const AttentionShape& shape, int64_t tokens, int num_threads);
+
+namespace cpu {
 size_t attention_scratch_bytes(const AttentionShape& shape, int64_t tokens, int num_threads);
+}
 
 }  // namespace biomoe

@@ -21,6 +21,12 @@ void check_tensor(const char* op, const char* argument, const TensorView& view, 
   }
 }
 
+void check_compute_type(const char* op, const char* argument, const TensorView& view, Device device) {
+  const bool known = view.dtype == DType::kF32 || (device == Device::kCuda && view.dtype == DType::kBF16);
+  BM_CHECK(known, "{}: {} is {}, expected {}", op, argument, dtype_name(view.dtype),
+           device == Device::kCpu ? "F32" : "F32 or BF16");
+}
+
 void check_rank(const char* op, const char* argument, const TensorView& view, int rank) {
   if (view.shape.rank() != rank) {
     throw failure("{}: {} has shape {}, expected {} axes", op, argument, view.shape.str(), rank);

@@ -2,6 +2,7 @@
 // thrown, naming the operation, the argument, what was expected and what was given.
 #pragma once
 
+#include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
 
 namespace biomoe {
@@ -12,6 +13,10 @@ enum class Layout { kContiguous, kRows };
 // `view` must hold `shape` elements of `dtype` in `layout`, and memory unless it has no elements.
 void check_tensor(const char* op, const char* argument, const TensorView& view, DType dtype,
                   const Shape& shape, Layout layout = Layout::kContiguous);
+
+// `view` must be of fp32 or, where ctx is not the CPU, of bf16: the type that activations and weights are
+// computed in.
+void check_compute_type(const char* op, const char* argument, const TensorView& view, Device device);
 
 // `view` must have `rank` axes; called before its sizes are used to check the other arguments.
 void check_rank(const char* op, const char* argument, const TensorView& view, int rank);

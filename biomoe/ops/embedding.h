@@ -13,11 +13,13 @@ struct EmbeddingForwardArgs {
   TensorView y_TD;  // assigned
 };
 
-// dweight[tokens[t]] += dy[t], summed in order of t whatever the number of threads.
+// dweight[v] = sum of dy[t] over tokens[t] = v (0 where there is none), added to dweight where accumulate;
+// summed in an order that does not depend on the number of threads.
 struct EmbeddingBackwardArgs {
   TensorView tokens_T;  // i32
   TensorView dy_TD;
-  TensorView dweight_VD;  // accumulated
+  TensorView dweight_VD;  // assigned, or added to
+  bool accumulate = false;
 };
 
 }  // namespace biomoe

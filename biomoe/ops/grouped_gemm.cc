@@ -6,32 +6,66 @@
 namespace biomoe {
 namespace {
 
-void check(const char* op, const GroupedGemmArgs& args) {
-  check_rank(op, "x", args.x_NI, 2);
+void check(const char* op, Device device, const GroupedGemmArgs& args) {
+  check_rank(op, "x", args.x_RI, 2);
   check_rank(op, "w", args.w_EOI, 3);
-  const int64_t rows = args.x_NI.shape[0];
+  check_compute_type(op, "x", args.x_RI, device);
+  check_compute_type(op, "w", args.w_EOI, device);
+  const int64_t rows = args.x_RI.shape[0];
   const Shape& w = args.w_EOI.shape;
-  check_tensor(op, "x", args.x_NI, DType::kF32, Shape{rows, w[2]}, Layout::kRows);
-  check_tensor(op, "w", args.w_EOI, DType::kF32, w, Layout::kRows);
-  check_tensor(op, "y", args.y_NO, DType::kF32, Shape{rows, w[1]}, Layout::kRows);
+  check_tensor(op, "x", args.x_RI, args.x_RI.dtype, Shape{rows, w[2]}, Layout::kRows);
+  check_tensor(op, "w", args.w_EOI, args.w_EOI.dtype, w, Layout::kRows);
+  check_tensor(op, "y", args.y_RO, args.x_RI.dtype, Shape{rows, w[1]}, Layout::kRows);
   check_tensor(op, "offsets", args.offsets_E1, DType::kI64, Shape{w[0] + 1});
+  if (args.rows_E) check_tensor(op, "rows", args.rows_E, DType::kI32, Shape{w[0]});
 }
 
 }  // namespace
 
 void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
-  check("grouped_gemm_forward", args);
+  check("grouped_gemm_forward", ctx.device, args);
   BIOMOE_RUN_ON_DEVICE(grouped_gemm_forward, ctx, args);
 }
 
 void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
-  check("grouped_gemm_dgrad", args);
+  check("grouped_gemm_dgrad", ctx.device, args);
   BIOMOE_RUN_ON_DEVICE(grouped_gemm_dgrad, ctx, args);
 }
 
 void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
-  check("grouped_gemm_wgrad", args);
+  check("grouped_gemm_wgrad", ctx.device, args);
   BIOMOE_RUN_ON_DEVICE(grouped_gemm_wgrad, ctx, args);
+}
+
+void grouped_gate_up(Context& ctx, const GroupedGateUpArgs& args) {
+  constexpr const char* kOp = "grouped_gate_up";
+  check(kOp, ctx.device,
+        {.x_RI = args.x_RD,
+         .w_EOI = args.w_E2FD,
+         .y_RO = args.gate_up_R2F,
+         .offsets_E1 = args.offsets_E1,
+         .rows_E = args.rows_E});
+  const Shape& gate_up = args.gate_up_R2F.shape;
+  check_tensor(kOp, "act", args.act_RF, args.x_RD.dtype, Shape{gate_up[0], gate_up[1] / 2}, Layout::kRows);
+  check_tensor(kOp, "probs", args.probs_R, DType::kF32, Shape{gate_up[0]});
+  BIOMOE_RUN_ON_DEVICE(grouped_gate_up, ctx, args);
+}
+
+void grouped_down_backward(Context& ctx, const GroupedDownBackwardArgs& args) {
+  constexpr const char* kOp = "grouped_down_backward";
+  check(kOp, ctx.device,
+        {.x_RI = args.dact_RF,
+         .w_EOI = args.w_EDF,
+         .y_RO = args.dy_RD,
+         .offsets_E1 = args.offsets_E1,
+         .rows_E = args.rows_E});
+  const Shape& act = args.dact_RF.shape;
+  const Shape gate_up{act[0], 2 * act[1]};
+  check_tensor(kOp, "gate_up", args.gate_up_R2F, args.dy_RD.dtype, gate_up, Layout::kRows);
+  check_tensor(kOp, "dgate_up", args.dgate_up_R2F, args.dy_RD.dtype, gate_up, Layout::kRows);
+  check_tensor(kOp, "probs", args.probs_R, DType::kF32, Shape{act[0]});
+  check_tensor(kOp, "dprobs", args.dprobs_R, DType::kF32, Shape{act[0]});
+  BIOMOE_RUN_ON_DEVICE(grouped_down_backward, ctx, args);
 }
 
 }  // namespace biomoe

@@ -22,9 +22,16 @@
   X(grouped_gemm_wgrad, GroupedGemmArgs)              \
   X(scaled_swiglu_forward, ScaledSwigluForwardArgs)   \
   X(scaled_swiglu_backward, ScaledSwigluBackwardArgs) \
+  X(grouped_gate_up, GroupedGateUpArgs)               \
+  X(grouped_down_backward, GroupedDownBackwardArgs)   \
   X(cross_entropy, CrossEntropyArgs)                  \
+  X(loss_sums, LossSumsArgs)                          \
+  X(balance_loss, BalanceLossArgs)                    \
   X(sum_squares, SumSquaresArgs)                      \
-  X(adamw, AdamwArgs)
+  X(clip_factor, ClipFactorArgs)                      \
+  X(adamw, AdamwArgs)                                 \
+  X(fill_zero, FillZeroArgs)                          \
+  X(count_nonfinite, CountNonfiniteArgs)
 
 namespace biomoe {
 

@@ -25,7 +25,8 @@ struct RmsNormBackwardArgs {
   TensorView rstd_T;
   TensorView dresidual_TD;  // optional, may be dx itself
   TensorView dx_TD;         // assigned
-  TensorView dweight_D;     // accumulated, in an order that does not depend on the number of threads
+  TensorView dweight_D;  // assigned, or added to; in an order that does not depend on the number of threads
+  bool accumulate = false;  // dweight
 };
 
 // Bytes of ctx.scratch that rms_norm_backward takes.

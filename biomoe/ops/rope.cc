@@ -32,7 +32,8 @@ void rope(Context& ctx, const RopeArgs& args) {
   const int64_t width = args.x_TC.shape[1];
   BM_CHECK(args.num_heads >= 0 && (args.head_dim == 0 || args.num_heads <= width / args.head_dim),
            "{}: {} heads of {} do not fit in rows of {}", kOp, args.num_heads, args.head_dim, width);
-  check_tensor(kOp, "x", args.x_TC, DType::kF32, args.x_TC.shape, Layout::kRows);
+  check_compute_type(kOp, "x", args.x_TC, ctx.device);
+  check_tensor(kOp, "x", args.x_TC, args.x_TC.dtype, args.x_TC.shape, Layout::kRows);
   check_tensor(kOp, "positions", args.positions_T, DType::kI32, Shape{args.x_TC.shape[0]});
   const Shape table{args.cos_SK2.shape[0], args.head_dim / 2};
   check_tensor(kOp, "cos", args.cos_SK2, DType::kF32, table);

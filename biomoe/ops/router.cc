@@ -50,8 +50,22 @@ void router_backward(Context& ctx, const RouterBackwardArgs& args) {
   check_tensor(kOp, "lse", args.lse_T, DType::kF32, Shape{sizes.tokens});
   check_tensor(kOp, "dweights", args.dweights_Tk, DType::kF32, selected);
   if (args.balance_E) check_tensor(kOp, "balance", args.balance_E, DType::kF32, Shape{sizes.num_experts});
-  check_tensor(kOp, "dlogits", args.dlogits_TE, DType::kF32, rows, Layout::kRows);
+  check_compute_type(kOp, "dlogits", args.dlogits_TE, ctx.device);
+  check_tensor(kOp, "dlogits", args.dlogits_TE, args.dlogits_TE.dtype, rows, Layout::kRows);
   BIOMOE_RUN_ON_DEVICE(router_backward, ctx, args);
+}
+
+void balance_loss(Context& ctx, const BalanceLossArgs& args) {
+  constexpr const char* kOp = "balance_loss";
+  check_rank(kOp, "counts", args.counts_LE, 2);
+  const Shape& shape = args.counts_LE.shape;
+  check_tensor(kOp, "counts", args.counts_LE, DType::kI64, shape);
+  check_tensor(kOp, "prob_sums", args.prob_sums_LE, DType::kF64, shape);
+  check_tensor(kOp, "z_sums", args.z_sums_L, DType::kF64, Shape{shape[0]});
+  check_tensor(kOp, "losses", args.losses_2, DType::kF64, Shape{2});
+  check_tensor(kOp, "balance", args.balance_E, DType::kF32, Shape{shape[1]});
+  BM_CHECK(args.tokens >= 0, "{}: {} tokens", kOp, args.tokens);
+  BIOMOE_RUN_ON_DEVICE(balance_loss, ctx, args);
 }
 
 }  // namespace biomoe

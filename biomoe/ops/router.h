@@ -1,5 +1,5 @@
-// Top-k router of Mixtral: softmax over all experts in fp32, the k largest, renormalised to sum 1; and the
-// statistics of its two auxiliary losses.
+// Top-k router of Mixtral: softmax over all experts in fp32, the k largest, renormalised to sum 1; and its
+// two auxiliary losses.
 #pragma once
 
 #include "biomoe/core/tensor_view.h"
@@ -29,7 +29,24 @@ struct RouterBackwardArgs {
   TensorView dweights_Tk;
   TensorView balance_E;  // f32, optional
   double z_scale = 0.0;
-  TensorView dlogits_TE;  // assigned
+  TensorView dlogits_TE;  // assigned: f32, or bf16 for products with bf16 activations
+};
+
+// The auxiliary losses of the routers of all layers, from the statistics of `tokens` tokens (a layer each):
+//   losses[0] = E * sum_e f_e P_e, f_e the (token, slot) pairs at expert e and P_e the summed probability of
+//   e over all layers, both divided by L * tokens: Switch-style load balancing (Fedus et al., 2021) as
+//   `transformers` computes it for Mixtral; losses[1] = mean of lse^2: the router z-loss of ST-MoE (Zoph et
+//   al., 2022); balance[e] = balance_coef * d losses[0] / d(probability of e, any token and layer), f_e held
+//   constant.
+// All 0 when tokens is 0.
+struct BalanceLossArgs {
+  TensorView counts_LE;     // i64
+  TensorView prob_sums_LE;  // f64
+  TensorView z_sums_L;      // f64
+  int64_t tokens = 0;
+  double balance_coef = 0;
+  TensorView losses_2;   // f64, assigned
+  TensorView balance_E;  // f32, assigned
 };
 
 }  // namespace biomoe

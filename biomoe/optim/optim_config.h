@@ -1,11 +1,16 @@
 // The `adamw_kwargs` and `lr_scheduler_kwargs` sections of a run's configuration.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 #include <vector>
 
 namespace biomoe {
+
+// Precision of masters and moments: fp32, or bf16 as torch keeps them for a bf16 model (GPU only).
+enum class OptimizerStates : uint8_t { kFp32, kBf16 };
+inline constexpr std::array<std::string_view, 2> kOptimizerStatesNames{"fp32", "bf16"};
 
 struct AdamwConfig {
   double lr = 3e-3;

@@ -1,57 +1,111 @@
 #include "biomoe/optim/optimizer.h"
 
-#include <algorithm>
 #include <cmath>
 
-namespace biomoe {
+#include "biomoe/ops/device.h"
 
-size_t Optimizer::planned_bytes(const ParameterList& parameters) {
-  const size_t moment = align_up(static_cast<size_t>(parameters.arena_elements()) * sizeof(float));
-  return 2 * moment + align_up(parameters.specs().size() * sizeof(double));
+namespace biomoe {
+namespace {
+
+DType state_type(const OptimizerOptions& options) {
+  return options.states == OptimizerStates::kBf16 ? DType::kBF16 : DType::kF32;
 }
 
-Optimizer::Optimizer(const ParameterList& parameters, const AdamwConfig& config)
-    : parameters_(parameters), config_(config), arena_(planned_bytes(parameters), "optimiser state") {
+bool has_master(const OptimizerOptions& options) {
+  return options.device != Device::kCpu && options.states == OptimizerStates::kFp32;
+}
+
+}  // namespace
+
+OptimizerMemory Optimizer::plan_memory(const ParameterList& parameters, const OptimizerOptions& options) {
+  const auto elements = static_cast<size_t>(parameters.arena_elements());
+  OptimizerMemory memory;
+  memory.moments = 2 * align_up(elements * dtype_size(state_type(options)));
+  memory.masters = has_master(options) ? align_up(elements * sizeof(float)) : 0;
+  ArenaPlanner planner;
+  lay_out_exchange(planner, parameters.specs().size());
+  memory.exchange = planner.used();
+  return memory;
+}
+
+Optimizer::Exchange Optimizer::lay_out_exchange(TensorAllocator& allocator, size_t segments) {
+  return {.sums_S = allocator.tensor(DType::kF64, {static_cast<int64_t>(segments)}),
+          .norm_1 = allocator.tensor(DType::kF64, {1}),
+          .update_5 = allocator.tensor(DType::kF64, {kNumUpdateValues})};
+}
+
+Optimizer::Optimizer(const ParameterList& parameters, const AdamwConfig& config,
+                     const OptimizerOptions& options)
+    : parameters_(parameters), config_(config) {
   config_.validate();
-  exp_avg_A_ = arena_.tensor(DType::kF32, {parameters.arena_elements()});
-  exp_avg_sq_A_ = arena_.tensor(DType::kF32, {parameters.arena_elements()});
-  sums_ = arena_.tensor(DType::kF64, {static_cast<int64_t>(parameters.specs().size())});
+  if (options.device == Device::kCpu && options.states != OptimizerStates::kFp32) {
+    throw user_error("optimizer_states=bf16 needs device=cuda: on the CPU all states are fp32");
+  }
+  const OptimizerMemory memory = plan_memory(parameters, options);
+  arena_ = Arena(memory.masters + memory.moments, "optimiser state", device_memory(options.device));
+  mirror_ = MirroredArena(options.device, memory.exchange, "the update's numbers");
+  exp_avg_A_ = arena_.tensor(state_type(options), {parameters.arena_elements()});
+  exp_avg_sq_A_ = arena_.tensor(state_type(options), {parameters.arena_elements()});
+  if (memory.masters > 0) master_A_ = arena_.tensor(DType::kF32, {parameters.arena_elements()});
+  exchange_ = lay_out_exchange(mirror_, parameters.specs().size());
   for (const auto& spec : parameters.specs()) {
     segments_.push_back(
         {spec.offset, spec.num_elements(), spec.kind != ParamKind::kNorm || config.decay_norms});
   }
 }
 
-double Optimizer::gradient_norm(Context& ctx, TensorView gradients_A, std::string* nonfinite) {
-  sum_squares(ctx, {.x_A = gradients_A, .segments = segments_, .sums_S = sums_});
-  double total = 0;
-  for (size_t i = 0; i < segments_.size(); ++i) {
-    const double sum = sums_.f64()[i];
-    if (nonfinite && nonfinite->empty() && !std::isfinite(sum)) *nonfinite = parameters_.specs()[i].name;
-    total += sum;
-  }
-  return std::sqrt(total);
+void Optimizer::start_step(Context& ctx, double lr) {
+  const auto step = static_cast<double>(++steps_);
+  double* update = mirror_.host(exchange_.update_5).f64();
+  update[kLr] = lr;
+  update[kCorrection1] = 1.0 - std::pow(config_.betas[0], step);
+  update[kCorrection2] = 1.0 - std::pow(config_.betas[1], step);
+  mirror_.push(ctx);
 }
 
-void Optimizer::update(Context& ctx, TensorView weights_A, TensorView gradients_A, double lr,
-                       double grad_scale) {
-  ++steps_;
-  adamw(ctx, {.param_A = weights_A,
+void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3) {
+  sum_squares(ctx, {.x_A = gradients_A, .segments = segments_, .sums_S = exchange_.sums_S});
+  clip_factor(ctx, {.sums_S = exchange_.sums_S,
+                    .loss_sums_3 = loss_sums_3,
+                    .max_norm = max_norm,
+                    .norm_1 = exchange_.norm_1,
+                    .factor_1 = exchange_.update_5.rows(kGradScale, 1),
+                    .apply_1 = exchange_.update_5.rows(kApply, 1)});
+}
+
+void Optimizer::update(Context& ctx, TensorView weights_A, TensorView gradients_A) {
+  adamw(ctx, {.weights_A = weights_A,
+              .master_A = master_A_,
+              .remainder_A = {},
               .grad_A = gradients_A,
               .exp_avg_A = exp_avg_A_,
               .exp_avg_sq_A = exp_avg_sq_A_,
               .segments = segments_,
-              .lr = lr,
               .beta1 = config_.betas[0],
               .beta2 = config_.betas[1],
               .eps = config_.eps,
               .weight_decay = config_.weight_decay,
-              .grad_scale = grad_scale,
-              .step = steps_});
+              .update_5 = exchange_.update_5});
 }
 
-double clip_factor(double norm, double max_norm) {
-  return max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+void Optimizer::finish_step(Context& ctx) {
+  mirror_.pull(ctx);
+}
+
+double Optimizer::gradient_norm() const {
+  return *mirror_.host(exchange_.norm_1).f64();
+}
+
+bool Optimizer::update_made() const {
+  return mirror_.host(exchange_.update_5).f64()[kApply] != 0;
+}
+
+std::string Optimizer::first_nonfinite() const {
+  const double* sums = mirror_.host(exchange_.sums_S).f64();
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    if (!std::isfinite(sums[i])) return parameters_.specs()[i].name;
+  }
+  return "";
 }
 
 }  // namespace biomoe

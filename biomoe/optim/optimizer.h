@@ -8,39 +8,66 @@
 #include "biomoe/core/context.h"
 #include "biomoe/model/parameters.h"
 #include "biomoe/ops/adamw.h"
+#include "biomoe/ops/mirrored_arena.h"
 #include "biomoe/optim/optim_config.h"
 
 namespace biomoe {
 
+// Where the optimiser's state is and what it is kept in.
+struct OptimizerOptions {
+  Device device = Device::kCpu;
+  OptimizerStates states = OptimizerStates::kFp32;
+};
+
+// What the optimiser keeps. The weights themselves are the master where they are fp32 (the CPU), or
+// where `states` is bf16.
+struct OptimizerMemory {
+  size_t masters = 0;
+  size_t moments = 0;
+  size_t exchange = 0;
+  size_t total() const { return masters + moments + exchange; }
+};
+
 class Optimizer {
  public:
-  // Reserves both moments (zero). Throws user_error for a value out of range.
-  Optimizer(const ParameterList& parameters, const AdamwConfig& config);
-  static size_t planned_bytes(const ParameterList& parameters);
+  // Reserves state on the device: moments of zero, and masters where weights are bf16 and states fp32 (to be
+  // filled by the caller). Throws user_error for a value out of range.
+  Optimizer(const ParameterList& parameters, const AdamwConfig& config, const OptimizerOptions& options = {});
+  static OptimizerMemory plan_memory(const ParameterList& parameters, const OptimizerOptions& options);
 
-  // Global norm of the gradients, over all parameters. When it is not finite, `nonfinite` gets the name of
-  // the first parameter at fault.
-  double gradient_norm(Context& ctx, TensorView gradients_A, std::string* nonfinite = nullptr);
+  // A step: start_step, then clip once all gradients are there, update, and finish_step; only start_step
+  // touches the host's memory. What the step did can be asked for once the device has been waited for.
+  void start_step(Context& ctx, double lr);
+  // The gradients' global norm, and the factor that brings it to at most max_norm (0: no clipping). The
+  // update is not made where the norm or one of loss_sums_3 is not finite.
+  void clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3 = {});
+  void update(Context& ctx, TensorView weights_A, TensorView gradients_A);
+  void finish_step(Context& ctx);
 
-  // One update from gradients * grad_scale; counts the step.
-  void update(Context& ctx, TensorView weights_A, TensorView gradients_A, double lr, double grad_scale);
+  double gradient_norm() const;  // before clipping
+  bool update_made() const;
+  std::string first_nonfinite() const;  // the first parameter whose gradient is not finite, or ""
 
+  TensorView master_A() const { return master_A_; }  // absent where the weights are the master
   TensorView exp_avg_A() const { return exp_avg_A_; }
   TensorView exp_avg_sq_A() const { return exp_avg_sq_A_; }
-  int64_t steps() const { return steps_; }
+  int64_t steps() const { return steps_; }  // started with a finite outcome, or set
   void set_steps(int64_t steps) { steps_ = steps; }
 
  private:
+  struct Exchange {
+    TensorView sums_S, norm_1, update_5;
+  };
+  static Exchange lay_out_exchange(TensorAllocator& allocator, size_t segments);
+
   const ParameterList& parameters_;
   AdamwConfig config_;
   std::vector<ArenaSegment> segments_;  // one a parameter
   Arena arena_;
-  TensorView exp_avg_A_, exp_avg_sq_A_, sums_;
+  MirroredArena mirror_;
+  TensorView master_A_, exp_avg_A_, exp_avg_sq_A_;
+  Exchange exchange_;
   int64_t steps_ = 0;
 };
-
-// As torch.nn.utils.clip_grad_norm_: 1, or max_norm / (norm + 1e-6) when the norm is larger. max_norm = 0: no
-// clipping.
-double clip_factor(double norm, double max_norm);
 
 }  // namespace biomoe

@@ -1,5 +1,6 @@
 #include "biomoe/train/evaluation.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <numbers>
@@ -23,14 +24,16 @@ Evaluation evaluate(Model& model, std::shared_ptr<const SequencePart> part, cons
   Evaluation evaluation;
   for (int64_t n = 0; options.max_batches == 0 || n < options.max_batches; ++n) {
     if (!loader.next(batch, &sources)) break;
-    model.forward(batch, false);
-    const LossSums sums = model.loss(batch, false);
-    if (!std::isfinite(sums.nll)) {
-      const std::string place = model.first_nonfinite();
+    const DeviceBatch& on_device = model.upload(batch);
+    model.forward(on_device, false);
+    model.loss(on_device, false);
+    const TensorView nll_T = model.nll_sync();
+    const float* nll = nll_T.f32();
+    if (!std::all_of(nll, nll + batch.num_tokens(), [](float value) { return std::isfinite(value); })) {
+      const std::string place = model.first_nonfinite_sync();
       throw failure("evaluation: the loss is not finite; the first value that is not is in {}",
                     place.empty() ? "the head" : place);
     }
-    const float* nll = model.nll_T().f32();
     for (size_t b = 0; b < sources.size(); ++b) {
       RecordScore score{sources[b].record, 0, 0.0};
       for (auto t = static_cast<size_t>(batch.cu_seqlens[b]);

@@ -74,10 +74,10 @@ std::string generate(LoadedModel& loaded, const GenerateOptions& options) {
     batch.positions.resize(tokens.size());
     std::iota(batch.positions.begin(), batch.positions.end(), 0);
     batch.cu_seqlens = {0, static_cast<int32_t>(tokens.size())};
-    model.forward(batch, false);
+    model.forward(model.upload(batch), false);
     arena.release(0);
     const TensorView logits_TV = arena.tensor(DType::kF32, {batch.num_tokens(), V});
-    model.logits(logits_TV);
+    model.logits_sync(logits_TV);
     const float* last = logits_TV.f32() + (batch.num_tokens() - 1) * V;
     std::vector<double> logits(static_cast<size_t>(V), -INFINITY);
     for (int32_t id = 0; id < vocabulary.size(); ++id) {

@@ -5,54 +5,114 @@
 
 namespace biomoe {
 
+StepRunner::StepRunner(Model& model, Optimizer& optimizer, bool record)
+    : model_(model), optimizer_(optimizer), record_(record && RecordedStep::supported(model.context())) {}
+
+void StepRunner::submit(std::span<const Batch> micro_batches, const StepSettings& settings) {
+  micro_batches_ = micro_batches;
+  settings_ = settings;
+  result_ = {};
+  uploaded_.clear();
+  sizes_.clear();
+  double target_weight = 0;
+  if (settings.poison_activations) model_.poison_activations();
+  for (size_t i = 0; i < micro_batches.size(); ++i) {
+    const DeviceBatch& batch = model_.upload(micro_batches[i], static_cast<int64_t>(i));
+    uploaded_.push_back(&batch);
+    sizes_.push_back(batch.num_tokens());
+    sizes_.push_back(batch.cu_seqlens_B1.shape[0]);
+    target_weight += micro_batches[i].target_weight;
+    result_.tokens += batch.num_tokens();
+  }
+  grad_scale_ = target_weight > 0 ? 1.0 / target_weight : 0.0;
+  model_.start_step(grad_scale_);
+  optimizer_.start_step(model_.context(), settings.lr);
+  if (!record_) {
+    enqueue(uploaded_, settings.max_grad_norm);
+    return;
+  }
+  // The first step of its sizes runs as it is, for libraries to choose their kernels.
+  const auto [entry, first] = recordings_.try_emplace(sizes_);
+  if (first) {
+    enqueue(uploaded_, settings.max_grad_norm);
+    return;
+  }
+  Context& ctx = model_.context();
+  if (!entry->second) {
+    RecordedStep::begin(ctx);
+    try {
+      enqueue(uploaded_, settings.max_grad_norm);
+    } catch (...) {
+      RecordedStep::abandon(ctx);
+      throw;
+    }
+    entry->second = RecordedStep::end(ctx);
+  }
+  entry->second->replay(ctx);
+  model_.set_routed_tokens(result_.tokens);
+}
+
+void StepRunner::enqueue(std::span<const DeviceBatch* const> batches, double max_grad_norm) {
+  const ModelConfig& config = model_.config();
+  Context& ctx = model_.context();
+  model_.reset_sums();
+  const bool count_ahead =
+      batches.size() > 1 && (config.router_aux_loss_coef > 0 || config.router_z_loss_coef > 0);
+  if (count_ahead) {
+    for (const DeviceBatch* batch : batches) model_.count_routing(*batch);
+  }
+  bool accumulate = false;
+  for (const DeviceBatch* batch : batches) {
+    model_.forward(*batch, !count_ahead);
+    model_.loss(*batch, true, accumulate);
+    model_.backward(*batch, config.router_aux_loss_coef, config.router_z_loss_coef, accumulate);
+    accumulate = true;
+  }
+  model_.finish_step(config.router_aux_loss_coef);
+  optimizer_.clip(ctx, model_.gradients_A(), max_grad_norm, model_.loss_sums_3());
+  optimizer_.update(ctx, model_.weights_A(), model_.gradients_A());
+  optimizer_.finish_step(ctx);
+}
+
+StepResult StepRunner::finish_sync() {
+  device_wait_sync(model_.context());
+  const StepSums sums = model_.sums();
+  if (!optimizer_.update_made()) throw_nonfinite(sums);
+  const ModelConfig& config = model_.config();
+  result_.lm_loss = sums.loss.weighted_nll * grad_scale_;
+  result_.nats_per_target =
+      sums.loss.targets > 0 ? sums.loss.nll / static_cast<double>(sums.loss.targets) : 0.0;
+  result_.targets = sums.loss.targets;
+  result_.aux_loss = sums.balance_loss;
+  result_.z_loss = sums.z_loss;
+  result_.loss = result_.lm_loss + config.router_aux_loss_coef * result_.aux_loss +
+                 config.router_z_loss_coef * result_.z_loss;
+  result_.grad_norm = optimizer_.gradient_norm();
+  return result_;
+}
+
+// Weights are as before the step, so the micro-batches' forwards can be run again to find the place.
+void StepRunner::throw_nonfinite(const StepSums& sums) {
+  optimizer_.set_steps(optimizer_.steps() - 1);
+  if (!std::isfinite(sums.loss.weighted_nll) || !std::isfinite(sums.loss.nll)) {
+    std::string place;
+    for (size_t i = 0; i < micro_batches_.size() && place.empty(); ++i) {
+      model_.forward(model_.upload(micro_batches_[i], static_cast<int64_t>(i)), false);
+      place = model_.first_nonfinite_sync();
+    }
+    throw failure("step {}: the loss is not finite; the first value that is not is in {}. No update was made",
+                  settings_.step, place.empty() ? "the head" : place);
+  }
+  const std::string parameter = optimizer_.first_nonfinite();
+  throw failure("step {}: the gradient of {} is not finite. No update was made", settings_.step,
+                parameter.empty() ? "the global norm" : parameter);
+}
+
 StepResult train_step(Model& model, Optimizer& optimizer, std::span<const Batch> micro_batches,
                       const StepSettings& settings) {
-  const ModelConfig& config = model.config();
-  double target_weight = 0;
-  StepResult result;
-  for (const Batch& batch : micro_batches) {
-    target_weight += batch.target_weight;
-    result.tokens += batch.num_tokens();
-  }
-  if (settings.poison_activations) model.poison_activations();
-  model.zero_gradients();
-  model.routing().reset();
-  const bool count_ahead =
-      micro_batches.size() > 1 && (config.router_aux_loss_coef > 0 || config.router_z_loss_coef > 0);
-  if (count_ahead) {
-    for (const Batch& batch : micro_batches) model.count_routing(batch);
-  }
-  const double grad_scale = target_weight > 0 ? 1.0 / target_weight : 0.0;
-  LossSums sums;
-  for (const Batch& batch : micro_batches) {
-    model.forward(batch, !count_ahead);
-    const LossSums part = model.loss(batch, true, grad_scale);
-    if (!std::isfinite(part.weighted_nll)) {
-      const std::string place = model.first_nonfinite();
-      throw failure(
-          "step {}: the loss is not finite; the first value that is not is in {}. No update was made",
-          settings.step, place.empty() ? "the head" : place);
-    }
-    sums.weighted_nll += part.weighted_nll;
-    sums.nll += part.nll;
-    sums.targets += part.targets;
-    model.backward(batch, config.router_aux_loss_coef, config.router_z_loss_coef);
-  }
-  result.lm_loss = sums.weighted_nll * grad_scale;
-  result.nats_per_target = sums.targets > 0 ? sums.nll / static_cast<double>(sums.targets) : 0.0;
-  result.targets = sums.targets;
-  result.aux_loss = load_balancing_loss(model.routing());
-  result.z_loss = router_z_loss(model.routing());
-  result.loss = result.lm_loss + config.router_aux_loss_coef * result.aux_loss +
-                config.router_z_loss_coef * result.z_loss;
-  std::string nonfinite;
-  result.grad_norm = optimizer.gradient_norm(model.context(), model.gradients_A(), &nonfinite);
-  if (!std::isfinite(result.grad_norm)) {
-    throw failure("step {}: the gradient of {} is not finite. No update was made", settings.step, nonfinite);
-  }
-  optimizer.update(model.context(), model.weights_A(), model.gradients_A(), settings.lr,
-                   clip_factor(result.grad_norm, settings.max_grad_norm));
-  return result;
+  StepRunner runner(model, optimizer, false);
+  runner.submit(micro_batches, settings);
+  return runner.finish_sync();
 }
 
 double step_flops(const ModelConfig& config, const ParameterList& parameters, const Batch& batch) {

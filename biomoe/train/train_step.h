@@ -1,10 +1,14 @@
 // One update from the micro-batches of a global batch.
 #pragma once
 
+#include <map>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "biomoe/data/batch.h"
 #include "biomoe/model/model.h"
+#include "biomoe/ops/device.h"
 #include "biomoe/optim/optimizer.h"
 
 namespace biomoe {
@@ -19,7 +23,7 @@ struct StepSettings {
 struct StepResult {
   double loss = 0;             // weighted mean nll + coefficients * auxiliary losses
   double lm_loss = 0;          // weighted mean nll (0 when no target is valid)
-  double nats_per_target = 0;  // unweighted mean nll of targets with a weight above 0
+  double nats_per_target = 0;  // unweighted mean nll of targets with a weight other than 0
   double aux_loss = 0;         // load-balancing loss, unscaled
   double z_loss = 0;           // unscaled
   double grad_norm = 0;        // before clipping
@@ -27,11 +31,42 @@ struct StepResult {
   int64_t targets = 0;
 };
 
-// Gradients of all micro-batches are summed and divided by the target weight of the whole, so the update does
-// not depend on how the global batch is split. The load-balancing gradient needs the expert counts of the
-// whole before the first backward: with more than one micro-batch the routers run once ahead (one more
-// forward, without the head). Throws failure before the update, naming step, place or parameter, when the
-// loss or a gradient is not finite.
+// Runs updates. Gradients of all micro-batches are summed and divided by the target weight of the whole, so
+// the update does not depend on how the global batch is split. The load-balancing gradient needs the expert
+// counts of the whole before the first backward: with more than one micro-batch the routers run once ahead
+// (one more forward, without the head).
+class StepRunner {
+ public:
+  // record: where the device can, a step is recorded the second time that its sizes are met, and replayed
+  // from then on.
+  StepRunner(Model& model, Optimizer& optimizer, bool record);
+
+  // Gives the step to the device and does not wait for it (on the CPU: runs it). The batches may be changed
+  // on return; on the CPU, and for the message of a step that fails, they are read until finish_sync returns.
+  void submit(std::span<const Batch> micro_batches, const StepSettings& settings);
+
+  // Waits. Throws failure, naming step, place or parameter, when the loss or a gradient is not finite: then
+  // no update was made.
+  StepResult finish_sync();
+
+ private:
+  void enqueue(std::span<const DeviceBatch* const> batches, double max_grad_norm);
+  [[noreturn]] void throw_nonfinite(const StepSums& sums);
+
+  Model& model_;
+  Optimizer& optimizer_;
+  bool record_ = false;
+  std::map<std::vector<int64_t>, std::optional<RecordedStep>>
+      recordings_;  // by the sizes of the micro-batches
+  std::vector<const DeviceBatch*> uploaded_;
+  std::vector<int64_t> sizes_;
+  std::span<const Batch> micro_batches_;
+  StepSettings settings_;
+  StepResult result_;
+  double grad_scale_ = 0;
+};
+
+// submit and finish_sync of one step that is not recorded.
 StepResult train_step(Model& model, Optimizer& optimizer, std::span<const Batch> micro_batches,
                       const StepSettings& settings);
 

@@ -51,7 +51,7 @@ std::vector<TensorGroup> checkpoint_groups(const Model& model, const Optimizer* 
   auto group = [&](const char* name, TensorView arena) {
     TensorGroup result{name, {}};
     for (const auto& spec : model.parameters().specs()) {
-      result.tensors.push_back({spec.name, model.parameters().view(arena.f32(), spec)});
+      result.tensors.push_back({spec.name, model.parameters().view(arena, spec)});
     }
     return result;
   };
@@ -69,7 +69,8 @@ ModelLimits model_limits(const RunConfig& config, bool training) {
           .num_threads = resolved_threads(config.num_threads),
           .training = training,
           .recompute_layers = config.recompute_layers,
-          .expert_ffn_mode = config.expert_ffn_mode};
+          .expert_ffn_mode = config.expert_ffn_mode,
+          .micro_batches = config.grad_acc_steps};
 }
 
 Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds)
@@ -167,7 +168,7 @@ Evaluation Trainer::validate(int64_t max_batches) {
 }
 
 void Trainer::log_step(const StepResult& result, double lr) {
-  const RoutingStats& routing = model_->routing();
+  const RoutingStats routing = model_->routing();
   nlohmann::json load = nlohmann::json::array();
   const int64_t experts = config_.model.num_local_experts;
   for (int64_t layer = 0; layer < config_.model.num_hidden_layers; ++layer) {

@@ -114,15 +114,17 @@ struct Losses {
 
 Losses forward_backward(Model& model, const Batch& batch) {
   model.poison_activations();
-  model.zero_gradients();
-  model.routing().reset();
-  model.forward(batch);
-  const double scale = 1.0 / batch.target_weight;
-  Losses losses;
-  losses.lm = model.loss(batch, true, scale).weighted_nll * scale;
-  losses.aux = load_balancing_loss(model.routing());
-  model.backward(batch, model.config().router_aux_loss_coef, 0.0);
-  return losses;
+  const double scale = 1.0 / batch.target_weight, coef = model.config().router_aux_loss_coef;
+  model.start_step(scale);
+  model.reset_sums();
+  const DeviceBatch& views = model.upload(batch);
+  model.forward(views);
+  model.loss(views, true);
+  model.backward(views, coef, 0.0);
+  model.finish_step(coef);
+  device_wait_sync(model.context());
+  const StepSums sums = model.sums();
+  return {.lm = sums.loss.weighted_nll * scale, .aux = sums.balance_loss};
 }
 
 void expect_router_matches(const SafetensorsFile& golden, const Model& model) {
@@ -175,8 +177,8 @@ TEST_P(HfParity, LogitsLossesGradientsAndUpdates) {
                   "logits");
       const TensorView logits = arena.tensor(DType::kF32, {batch.num_tokens(), source.model.vocab_size});
       model.poison_activations();
-      model.forward(batch, false);
-      model.logits(logits);
+      model.forward(model.upload(batch), false);
+      model.logits_sync(logits);
       const std::vector<float> want = read_values(golden, "logits");
       ASSERT_EQ(static_cast<int64_t>(want.size()), logits.num_elements());
       for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(logits.f32()[i], want[i], 1e-4) << "logit " << i;
@@ -187,8 +189,9 @@ TEST_P(HfParity, LogitsLossesGradientsAndUpdates) {
                   static_cast<double>(read_values(golden, "loss")[0]), 1e-5);
       EXPECT_GE(expect_arena_matches(golden, "grad.", model, model.gradients_A()), checkpoint_elements);
     }
-    const double norm = optimizer.gradient_norm(model.context(), model.gradients_A());
-    optimizer.update(model.context(), model.weights_A(), model.gradients_A(), 1e-2, clip_factor(norm, 1.0));
+    optimizer.start_step(model.context(), 1e-2);
+    optimizer.clip(model.context(), model.gradients_A(), 1.0);
+    optimizer.update(model.context(), model.weights_A(), model.gradients_A());
   }
   EXPECT_GE(expect_arena_matches(golden, "adamw3.", model, model.weights_A()), checkpoint_elements);
 }

@@ -15,18 +15,30 @@ constexpr int64_t kElements = 90001;
 
 constexpr ref::AdamwRule kRule{.lr = 3e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1};
 
+// The numbers of update `step`, which is made.
+Tensor<double> update_values(int64_t step, double beta1 = kRule.beta1, double beta2 = kRule.beta2,
+                             double grad_scale = 1.0) {
+  Tensor<double> update(Shape{kNumUpdateValues});
+  update.at(kLr) = kRule.lr;
+  update.at(kCorrection1) = 1.0 - std::pow(beta1, static_cast<double>(step));
+  update.at(kCorrection2) = 1.0 - std::pow(beta2, static_cast<double>(step));
+  update.at(kGradScale) = grad_scale;
+  update.at(kApply) = 1.0;
+  return update;
+}
+
 AdamwArgs arguments(Tensor<float>& param, Tensor<float>& grad, Tensor<float>& exp_avg,
-                    Tensor<float>& exp_avg_sq) {
-  return {.param_A = param.view(),
+                    Tensor<float>& exp_avg_sq, Tensor<double>& update) {
+  return {.weights_A = param.view(),
           .grad_A = grad.view(),
           .exp_avg_A = exp_avg.view(),
           .exp_avg_sq_A = exp_avg_sq.view(),
           .segments = kSegments,
-          .lr = kRule.lr,
           .beta1 = kRule.beta1,
           .beta2 = kRule.beta2,
           .eps = kRule.eps,
-          .weight_decay = kRule.weight_decay};
+          .weight_decay = kRule.weight_decay,
+          .update_5 = update.view()};
 }
 
 TEST(AdamwTest, FollowsTheReferenceOverStepsInItsSegmentsOnly) {
@@ -47,10 +59,8 @@ TEST(AdamwTest, FollowsTheReferenceOverStepsInItsSegmentsOnly) {
     }
     for (int64_t step = 1; step <= 4; ++step) {
       grad.fill_normal(static_cast<uint64_t>(100 + step));
-      AdamwArgs args = arguments(param, grad, exp_avg, exp_avg_sq);
-      args.grad_scale = kGradScale;
-      args.step = step;
-      adamw(*ctx, args);
+      Tensor<double> update = update_values(step, kRule.beta1, kRule.beta2, kGradScale);
+      adamw(*ctx, arguments(param, grad, exp_avg, exp_avg_sq, update));
       for (const ArenaSegment& segment : kSegments) {
         for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i) {
           ref::AdamwRule rule = kRule;
@@ -89,26 +99,63 @@ TEST(AdamwTest, LateStepsHaveNoBiasCorrectionAndZeroGradientsOnlyDecay) {
   grad.fill(0);
   exp_avg.fill(0);
   exp_avg_sq.fill(0);
-  AdamwArgs args = arguments(param, grad, exp_avg, exp_avg_sq);
-  args.step = int64_t{1} << 40;
+  Tensor<double> update = update_values(int64_t{1} << 40);
+  AdamwArgs args = arguments(param, grad, exp_avg, exp_avg_sq, update);
   adamw(*ctx, args);
   EXPECT_EQ(param.at(1), static_cast<float>(2.0 - kRule.lr * kRule.weight_decay * 2.0));
   EXPECT_EQ(param.at(13), 2.0f);
   grad.fill(1);
   args.beta1 = args.beta2 = 0.0;
   args.eps = 0.0;
+  update = update_values(1, 0.0, 0.0);
+  args.update_5 = update.view();
   adamw(*ctx, args);
   EXPECT_FLOAT_EQ(param.at(13), static_cast<float>(2.0 - kRule.lr));
 }
 
-TEST(AdamwTest, RefusesStepZeroBadBetasAndSegmentsOutsideTheArena) {
+TEST(AdamwTest, LeavesEverythingWhereTheUpdateIsNotToBeMade) {
+  TestContext ctx(1);
+  Tensor<float> param(Shape{kElements});
+  param.fill_normal(1);
+  Tensor<float> grad = param, exp_avg = param, exp_avg_sq = param;
+  const Tensor<float> before = param;
+  Tensor<double> update = update_values(1);
+  update.at(kApply) = 0;
+  grad.fill(std::nanf(""));
+  adamw(*ctx, arguments(param, grad, exp_avg, exp_avg_sq, update));
+  EXPECT_TRUE(param.same_bits(before) && exp_avg.same_bits(before) && exp_avg_sq.same_bits(before));
+}
+
+TEST(ClipFactorTest, FollowsTheNormAndRefusesWhatIsNotFinite) {
+  TestContext ctx(1);
+  Tensor<double> sums(Shape{2}), loss(Shape{3}), out(Shape{3});
+  const auto run = [&](double a, double b, double max_norm) {
+    sums.set({a, b});
+    clip_factor(*ctx, {.sums_S = sums.view(),
+                       .loss_sums_3 = loss.view(),
+                       .max_norm = max_norm,
+                       .norm_1 = out.view().rows(0, 1),
+                       .factor_1 = out.view().rows(1, 1),
+                       .apply_1 = out.view().rows(2, 1)});
+    return out.elements();
+  };
+  loss.fill(1);
+  EXPECT_EQ(run(9, 16, 0), (std::vector<double>{5, 1, 1}));
+  EXPECT_EQ(run(9, 16, 10), (std::vector<double>{5, 1, 1}));
+  EXPECT_EQ(run(9, 16, 1), (std::vector<double>{5, 1 / (5 + 1e-6), 1}));
+  EXPECT_EQ(run(0, 0, 1), (std::vector<double>{0, 1, 1}));
+  EXPECT_EQ(run(INFINITY, 0, 1)[2], 0);
+  EXPECT_EQ(run(NAN, 0, 1)[2], 0);
+  loss.at(1) = NAN;
+  EXPECT_EQ(run(9, 16, 1)[2], 0);
+}
+
+TEST(AdamwTest, RefusesBadBetasAndSegmentsOutsideTheArena) {
   TestContext ctx(1);
   Tensor<float> param(Shape{kElements}), other(Shape{kElements - 1});
-  const AdamwArgs good = arguments(param, param, param, param);
+  Tensor<double> update = update_values(1);
+  const AdamwArgs good = arguments(param, param, param, param, update);
   AdamwArgs args = good;
-  args.step = 0;
-  EXPECT_THROW(adamw(*ctx, args), Error);
-  args = good;
   args.beta2 = 1.0;
   EXPECT_THROW(adamw(*ctx, args), Error);
   args = good;

@@ -53,7 +53,9 @@ class Fixture {
     return {q(matrix), k(matrix), v(matrix)};
   }
 
-  size_t scratch_bytes(int threads) const { return attention_scratch_bytes(shape, tokens, threads); }
+  size_t scratch_bytes(int threads) const {
+    return attention_scratch_bytes(Device::kCpu, shape, tokens, threads);
+  }
 
   AttentionForwardArgs forward(Tensor<float>& out, Tensor<float>& lse) {
     const TensorView all = qkv.view();
@@ -215,7 +217,7 @@ TEST(AttentionTest, AWindowOfOneCopiesTheValues) {
 
 TEST(AttentionTest, ScratchPlannedForABatchIsEnoughForEveryShorterOne) {
   AttentionShape shape{4, 2, 8, 100, {}};
-  const size_t planned = attention_scratch_bytes(shape, 1000, 2);
+  const size_t planned = attention_scratch_bytes(Device::kCpu, shape, 1000, 2);
   for (const std::vector<int64_t>& lengths :
        {std::vector<int64_t>(10, 100), {100, 100, 100}, {100}, {99, 100, 1}, std::vector<int64_t>(1000, 1)}) {
     Fixture f(Case{4, 2, 8, lengths});

@@ -51,11 +51,13 @@ TEST_P(CrossEntropyTest, MatchesReferenceForAnyNumberOfThreads) {
     for (int threads : {1, 2}) {
       TestContext ctx(threads);
       Tensor<float> nll(Shape{GetParam().tokens}), logits = in.logits;
+      Tensor<double> grad_scale(Shape{1});
+      grad_scale.fill(kGradScale);
       CrossEntropyArgs args{.logits_TV = logits.view(),
                             .targets_T = in.targets.view(),
                             .weights_T = in.weights.view(),
                             .nll_T = nll.view(),
-                            .grad_scale = kGradScale};
+                            .grad_scale_1 = grad_scale.view()};
       cross_entropy(*ctx, args);
       EXPECT_CLOSE(nll.values(), want.nll, DType::kF32);
       EXPECT_TRUE(logits.same_bits(in.logits)) << "read only without write_gradient";
@@ -77,6 +79,8 @@ INSTANTIATE_TEST_SUITE_P(Sizes, CrossEntropyTest,
 
 TEST(CrossEntropyTest, IsStableForHugeLogitsAndKeepsTheDigitsOfAGoodPrediction) {
   TestContext ctx(1);
+  Tensor<double> one(Shape{1});
+  one.fill(1);
   Tensor<float> logits(Shape{2, 3}), weights(Shape{2}), nll(Shape{2});
   Tensor<int32_t> targets(Shape{2});
   logits.set({3e38, -3e38, 0.0, 16.0, 0.0, 0.0});
@@ -86,6 +90,7 @@ TEST(CrossEntropyTest, IsStableForHugeLogitsAndKeepsTheDigitsOfAGoodPrediction) 
                        .targets_T = targets.view(),
                        .weights_T = weights.view(),
                        .nll_T = nll.view(),
+                       .grad_scale_1 = one.view(),
                        .write_gradient = true});
   EXPECT_EQ(nll.at(0), 0.0f);
   EXPECT_EQ(logits.at(0, 0), 0.0f);
@@ -98,6 +103,8 @@ TEST(CrossEntropyTest, NanAndInfinityInAUsedRowReachItsLossOnly) {
   for (float bad : {std::nanf(""), INFINITY}) {
     for (int64_t at : {0, 7, 16}) {
       TestContext ctx(1);
+      Tensor<double> one(Shape{1});
+      one.fill(1);
       Tensor<float> logits(Shape{3, 17}), weights(Shape{3}), nll(Shape{3});
       Tensor<int32_t> targets(Shape{3});
       logits.fill_normal(1).at(1, at) = bad;
@@ -107,6 +114,7 @@ TEST(CrossEntropyTest, NanAndInfinityInAUsedRowReachItsLossOnly) {
                            .targets_T = targets.view(),
                            .weights_T = weights.view(),
                            .nll_T = nll.view(),
+                           .grad_scale_1 = one.view(),
                            .write_gradient = true});
       EXPECT_TRUE(std::isnan(nll.at(1)));
       EXPECT_TRUE(std::isnan(logits.at(1, 3)));
@@ -117,6 +125,8 @@ TEST(CrossEntropyTest, NanAndInfinityInAUsedRowReachItsLossOnly) {
 
 TEST(CrossEntropyTest, RefusesTargetsAboveTheVocabularyBeforeWriting) {
   TestContext ctx(1);
+  Tensor<double> one(Shape{1});
+  one.fill(1);
   Tensor<float> logits(Shape{2, 4}), weights(Shape{2}), nll(Shape{2});
   Tensor<int32_t> targets(Shape{2});
   logits.fill(1);
@@ -127,6 +137,7 @@ TEST(CrossEntropyTest, RefusesTargetsAboveTheVocabularyBeforeWriting) {
                                     .targets_T = targets.view(),
                                     .weights_T = weights.view(),
                                     .nll_T = nll.view(),
+                                    .grad_scale_1 = one.view(),
                                     .write_gradient = true}),
                Error);
   EXPECT_TRUE(logits.same_bits(before));

@@ -8,16 +8,19 @@ namespace {
 
 struct Plan {
   Tensor<int64_t> offsets;
-  Tensor<int32_t> row_of_slot, slot_of_row;
+  Tensor<int32_t> rows, row_of_slot, slot_of_row;
 
-  Plan(Context& ctx, Tensor<int32_t>& experts, int64_t num_experts)
+  Plan(Context& ctx, Tensor<int32_t>& experts, int64_t num_experts, int64_t alignment = 1)
       : offsets(Shape{num_experts + 1}),
+        rows(Shape{num_experts}),
         row_of_slot(Shape{experts.size()}),
-        slot_of_row(Shape{experts.size()}) {
+        slot_of_row(Shape{row_capacity(experts.size(), num_experts, alignment)}) {
     dispatch_plan(ctx, {.experts_Tk = experts.view(),
                         .offsets_E1 = offsets.view(),
+                        .rows_E = rows.view(),
                         .row_of_slot_N = row_of_slot.view(),
-                        .slot_of_row_N = slot_of_row.view()});
+                        .slot_of_row_R = slot_of_row.view(),
+                        .row_alignment = alignment});
   }
 };
 
@@ -32,8 +35,10 @@ void expect_plan(const Plan& plan, const Tensor<int32_t>& experts, int64_t num_e
     for (size_t e = static_cast<size_t>(expert) + 1; e < offsets.size(); ++e) ++offsets[e];
   }
   EXPECT_EQ(plan.offsets.elements(), offsets);
-  EXPECT_TRUE(plan.offsets.padding_untouched() && plan.row_of_slot.padding_untouched() &&
-              plan.slot_of_row.padding_untouched());
+  for (int64_t e = 0; e < num_experts; ++e)
+    EXPECT_EQ(plan.rows.at(e), plan.offsets.at(e + 1) - plan.offsets.at(e));
+  EXPECT_TRUE(plan.offsets.padding_untouched() && plan.rows.padding_untouched() &&
+              plan.row_of_slot.padding_untouched() && plan.slot_of_row.padding_untouched());
 }
 
 TEST(DispatchPlanTest, IsAStableSortByExpert) {
@@ -50,6 +55,68 @@ TEST(DispatchPlanTest, IsAStableSortByExpert) {
     Tensor<int32_t> experts(Shape{50, 2});
     experts.fill(only);
     expect_plan(Plan(*ctx, experts, 7), experts, 7);
+  }
+}
+
+TEST(DispatchPlanTest, PadsTheRowsOfAnExpertToTheAlignment) {
+  TestContext ctx(2);
+  struct Case {
+    int64_t tokens, top_k, num_experts, alignment;
+  };
+  for (const Case& c : {Case{0, 2, 8, 128}, Case{1, 1, 1, 128}, Case{100, 2, 8, 16}, Case{257, 3, 5, 128}}) {
+    Tensor<int32_t> experts(Shape{c.tokens, c.top_k});
+    experts.fill_ids(1, c.num_experts);
+    const Plan plan(*ctx, experts, c.num_experts, c.alignment);
+    const Plan dense(*ctx, experts, c.num_experts);
+    int64_t begin = 0;
+    for (int64_t e = 0; e < c.num_experts; ++e) {
+      EXPECT_EQ(plan.offsets.at(e), begin);
+      EXPECT_EQ(plan.rows.at(e), dense.rows.at(e));
+      for (int64_t r = 0; r < plan.rows.at(e); ++r) {
+        const int32_t slot = plan.slot_of_row.at(begin + r);
+        EXPECT_EQ(slot, dense.slot_of_row.at(dense.offsets.at(e) + r));
+        EXPECT_EQ(plan.row_of_slot.at(slot), begin + r);
+      }
+      const int64_t end = begin + (plan.rows.at(e) + c.alignment - 1) / c.alignment * c.alignment;
+      for (int64_t r = begin + plan.rows.at(e); r < end; ++r) EXPECT_EQ(plan.slot_of_row.at(r), -1);
+      begin = end;
+    }
+    EXPECT_EQ(plan.offsets.at(c.num_experts), begin);
+    EXPECT_LE(begin, plan.slot_of_row.size());
+    for (int64_t r = begin; r < plan.slot_of_row.size(); ++r) EXPECT_EQ(plan.slot_of_row.at(r), -1);
+  }
+}
+
+TEST(PermuteTest, GivesRowsWithoutASlotZeros) {
+  TestContext ctx(2);
+  Tensor<int32_t> experts(Shape{5, 2});
+  experts.fill_ids(1, 3);
+  const int64_t rows = row_capacity(10, 3, 8);
+  Plan plan(*ctx, experts, 3, 8);
+  Tensor<float> x(Shape{5, 6}), y(Shape{rows, 6}), values(Shape{5, 2}), y_values(Shape{rows});
+  x.fill_normal(2);
+  values.fill_normal(3);
+  permute(*ctx, {.x_TD = x.view(),
+                 .slot_of_row_R = plan.slot_of_row.view(),
+                 .y_RD = y.view(),
+                 .values_N = values.view(),
+                 .y_values_R = y_values.view(),
+                 .top_k = 2});
+  for (int64_t r = 0; r < rows; ++r) {
+    const int32_t slot = plan.slot_of_row.at(r);
+    for (int64_t d = 0; d < 6; ++d) EXPECT_EQ(y.at(r, d), slot < 0 ? 0.0f : x.at(slot / 2, d));
+    EXPECT_EQ(y_values.at(r), slot < 0 ? 0.0f : values.at(slot / 2, slot % 2));
+  }
+  y.fill_normal(4);
+  Tensor<float> back(Shape{5, 6});
+  unpermute(*ctx, {.y_RD = y.view(),
+                   .row_of_slot_N = plan.row_of_slot.view(),
+                   .x_TD = back.view(),
+                   .y_values_R = {},
+                   .values_N = {},
+                   .top_k = 2});
+  for (int64_t t = 0; t < 5; ++t) {
+    EXPECT_EQ(back.at(t, 3), y.at(plan.row_of_slot.at(2 * t), 3) + y.at(plan.row_of_slot.at(2 * t + 1), 3));
   }
 }
 
@@ -83,10 +150,10 @@ TEST_P(PermuteTest, MovesRowsAndValuesThereAndBack) {
     const auto k = static_cast<size_t>(top_k), columns = static_cast<size_t>(width);
     Tensor<float> y(Shape{tokens * top_k, width}, 2), y_values(Shape{tokens * top_k});
     permute(*ctx, {.x_TD = x.view(),
-                   .slot_of_row_N = plan.slot_of_row.view(),
-                   .y_ND = y.view(),
+                   .slot_of_row_R = plan.slot_of_row.view(),
+                   .y_RD = y.view(),
                    .values_N = values.view(),
-                   .y_values_N = y_values.view(),
+                   .y_values_R = y_values.view(),
                    .top_k = top_k});
     EXPECT_EQ(y.values(), ref::permute(x.values(), slots, k, columns));
     EXPECT_EQ(y_values.values(), ref::permute(values.values(), slots, 1, 1));
@@ -94,10 +161,10 @@ TEST_P(PermuteTest, MovesRowsAndValuesThereAndBack) {
 
     y.fill_normal(4);  // as expert outputs: the rows of a token differ
     Tensor<float> back(Shape{tokens, width}, 1), values_back(Shape{tokens, top_k});
-    UnpermuteArgs args{.y_ND = y.view(),
+    UnpermuteArgs args{.y_RD = y.view(),
                        .row_of_slot_N = plan.row_of_slot.view(),
                        .x_TD = back.view(),
-                       .y_values_N = y_values.view(),
+                       .y_values_R = y_values.view(),
                        .values_N = values_back.view(),
                        .top_k = top_k};
     unpermute(*ctx, args);
@@ -108,7 +175,7 @@ TEST_P(PermuteTest, MovesRowsAndValuesThereAndBack) {
     Tensor<float> added = x;
     args.x_TD = added.view();
     args.accumulate = true;
-    args.y_values_N = args.values_N = TensorView();
+    args.y_values_R = args.values_N = TensorView();
     unpermute(*ctx, args);
     EXPECT_CLOSE(added.values(), sum_of(x.values(), sums), DType::kF32);
     if (threads == 1) first = back;
@@ -127,10 +194,10 @@ TEST(UnpermuteTest, SumsTheSlotsOfATokenInOrder) {
   // In order of slot: 1e8 + 3 = 1e8, + 3 = 1e8, - 1e8 = 0. Any other order leaves something.
   y.set({-1e8, 3.0, 1e8, 3.0});
   rows.set({2, 1, 3, 0});
-  UnpermuteArgs args{.y_ND = y.view(),
+  UnpermuteArgs args{.y_RD = y.view(),
                      .row_of_slot_N = rows.view(),
                      .x_TD = x.view(),
-                     .y_values_N = {},
+                     .y_values_R = {},
                      .values_N = {},
                      .top_k = 4};
   unpermute(*ctx, args);
@@ -147,29 +214,29 @@ TEST(PermuteTest, RefusesIndicesOutOfRangeAndWrongShapes) {
   Tensor<int32_t> index(Shape{4});
   x.fill(0);
   y.fill(0);
-  for (int32_t bad : {-1, 4}) {
+  for (int32_t bad : {-2, 4}) {
     index.fill(0).at(3) = bad;
     EXPECT_THROW(permute(*ctx, {.x_TD = x.view(),
-                                .slot_of_row_N = index.view(),
-                                .y_ND = y.view(),
+                                .slot_of_row_R = index.view(),
+                                .y_RD = y.view(),
                                 .values_N = {},
-                                .y_values_N = {},
+                                .y_values_R = {},
                                 .top_k = 2}),
                  Error);
-    EXPECT_THROW(unpermute(*ctx, {.y_ND = y.view(),
+    EXPECT_THROW(unpermute(*ctx, {.y_RD = y.view(),
                                   .row_of_slot_N = index.view(),
                                   .x_TD = x.view(),
-                                  .y_values_N = {},
+                                  .y_values_R = {},
                                   .values_N = {},
                                   .top_k = 2}),
                  Error);
   }
   index.fill(0);
   EXPECT_THROW(permute(*ctx, {.x_TD = x.view(),
-                              .slot_of_row_N = index.view(),
-                              .y_ND = short_y.view(),
+                              .slot_of_row_R = index.view(),
+                              .y_RD = short_y.view(),
                               .values_N = {},
-                              .y_values_N = {},
+                              .y_values_R = {},
                               .top_k = 2}),
                Error);
 }

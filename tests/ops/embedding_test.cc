@@ -21,8 +21,8 @@ TEST_P(EmbeddingTest, MatchesReferenceForAnyNumberOfThreads) {
   dy.fill_normal(3);
   Tensor<float> start(Shape{vocabulary, width});
   start.fill_normal(4);
-  const auto want =
-      sum_of(start.values(), ref::embedding_backward(tokens.elements(), dy.values(), vocabulary, width));
+  const auto added = ref::embedding_backward(tokens.elements(), dy.values(), vocabulary, width);
+  const auto want = sum_of(start.values(), added);
   Tensor<float> first(Shape{vocabulary, width});
   for (int threads : {1, 2, 3}) {
     TestContext ctx(threads);
@@ -30,11 +30,17 @@ TEST_P(EmbeddingTest, MatchesReferenceForAnyNumberOfThreads) {
     embedding_forward(*ctx, {.tokens_T = tokens.view(), .weight_VD = weight.view(), .y_TD = y.view()});
     EXPECT_EQ(y.values(), ref::embedding(tokens.elements(), weight.values(), width));
     EXPECT_TRUE(y.padding_untouched());
-    embedding_backward(*ctx, {.tokens_T = tokens.view(), .dy_TD = dy.view(), .dweight_VD = dweight.view()});
+    EmbeddingBackwardArgs args{
+        .tokens_T = tokens.view(), .dy_TD = dy.view(), .dweight_VD = dweight.view(), .accumulate = true};
+    embedding_backward(*ctx, args);
     EXPECT_CLOSE(dweight.values(), want, DType::kF32);
     EXPECT_TRUE(dweight.padding_untouched());
     if (threads == 1) first = dweight;
     EXPECT_TRUE(dweight.same_bits(first)) << threads << " threads";
+    args.accumulate = false;
+    dweight.fill(std::nanf(""));
+    embedding_backward(*ctx, args);
+    EXPECT_CLOSE(dweight.values(), added, DType::kF32);
   }
 }
 

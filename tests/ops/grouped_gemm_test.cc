@@ -34,7 +34,11 @@ class GroupedGemmTest : public testing::TestWithParam<Case> {
   }
 
   GroupedGemmArgs args(Tensor<float>& x, Tensor<float>& w, Tensor<float>& y) {
-    return {.x_NI = x.view(), .w_EOI = w.view(), .y_NO = y.view(), .offsets_E1 = offsets_.view()};
+    return {.x_RI = x.view(),
+            .w_EOI = w.view(),
+            .y_RO = y.view(),
+            .offsets_E1 = offsets_.view(),
+            .accumulate = true};
   }
 
   ref::ExpertSizes sizes_;
@@ -69,6 +73,16 @@ TEST_P(GroupedGemmTest, MatchesReferenceForAnyNumberOfThreads) {
   }
 }
 
+TEST_P(GroupedGemmTest, AnAssignedWeightGradientForgetsWhatWasThere) {
+  TestContext ctx(2);
+  Tensor<float> dw(w_.shape());  // NaN
+  GroupedGemmArgs assign = args(x_, dw, y_);
+  assign.accumulate = false;
+  grouped_gemm_wgrad(*ctx, assign);
+  const ref::Vector zeros(static_cast<size_t>(dw.size()), 0.0);
+  EXPECT_CLOSE(dw.values(), ref::grouped_wgrad(sizes_, y_.values(), x_.values(), zeros), DType::kF32);
+}
+
 TEST_P(GroupedGemmTest, ExpertsWithoutRowsKeepTheirGradient) {
   TestContext ctx(2);
   Tensor<float> dw(w_.shape());  // NaN, and must stay what it is where no row adds to it
@@ -97,7 +111,7 @@ TEST(GroupedGemmTest, LeavesRowsBehindTheLastExpertAlone) {
   w.fill(1);
   offsets.set({0, 1, 3});
   grouped_gemm_forward(*ctx,
-                       {.x_NI = x.view(), .w_EOI = w.view(), .y_NO = y.view(), .offsets_E1 = offsets.view()});
+                       {.x_RI = x.view(), .w_EOI = w.view(), .y_RO = y.view(), .offsets_E1 = offsets.view()});
   EXPECT_EQ(y.at(2, 2), 4.0f);
   EXPECT_TRUE(std::isnan(y.at(3, 0)) && std::isnan(y.at(4, 2)));
 }
@@ -111,13 +125,16 @@ TEST(GroupedGemmTest, NanStaysInItsExpert) {
   dw.fill(0);
   offsets.set({0, 2, 4});
   const GroupedGemmArgs forward{
-      .x_NI = x.view(), .w_EOI = w.view(), .y_NO = y.view(), .offsets_E1 = offsets.view()};
+      .x_RI = x.view(), .w_EOI = w.view(), .y_RO = y.view(), .offsets_E1 = offsets.view()};
   grouped_gemm_forward(*ctx, forward);
   EXPECT_TRUE(std::isnan(y.at(1, 0)));
   EXPECT_EQ(y.at(0, 0), 4.0f);
   y.fill(1);
-  grouped_gemm_wgrad(*ctx,
-                     {.x_NI = x.view(), .w_EOI = dw.view(), .y_NO = y.view(), .offsets_E1 = offsets.view()});
+  grouped_gemm_wgrad(*ctx, {.x_RI = x.view(),
+                            .w_EOI = dw.view(),
+                            .y_RO = y.view(),
+                            .offsets_E1 = offsets.view(),
+                            .accumulate = true});
   EXPECT_TRUE(std::isnan(dw.at(0, 1)));
   EXPECT_EQ(dw.at(1, 1), 2.0f);
 }
@@ -127,9 +144,9 @@ TEST(GroupedGemmTest, RefusesWrongShapesAndOffsets) {
   Tensor<float> x(Shape{4, 4}), w(Shape{2, 3, 4}), y(Shape{4, 3}), bad_y(Shape{3, 3});
   Tensor<int64_t> offsets(Shape{3});
   GroupedGemmArgs args{
-      .x_NI = x.view(), .w_EOI = w.view(), .y_NO = bad_y.view(), .offsets_E1 = offsets.view()};
+      .x_RI = x.view(), .w_EOI = w.view(), .y_RO = bad_y.view(), .offsets_E1 = offsets.view()};
   EXPECT_THROW(grouped_gemm_forward(*ctx, args), Error);
-  args.y_NO = y.view();
+  args.y_RO = y.view();
   for (const std::vector<double>& bad : {std::vector<double>{0, 3, 5}, {1, 2, 4}, {0, 3, 2}}) {
     offsets.set(bad);
     EXPECT_THROW(grouped_gemm_forward(*ctx, args), Error);

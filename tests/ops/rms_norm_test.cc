@@ -91,7 +91,8 @@ TEST_P(RmsNormTest, BackwardMatchesReferenceForAnyNumberOfThreads) {
                              .rstd_T = rstd.view(),
                              .dresidual_TD = {},
                              .dx_TD = dx.view(),
-                             .dweight_D = dweight.view()};
+                             .dweight_D = dweight.view(),
+                             .accumulate = true};
     rms_norm_backward(*ctx, args);
     EXPECT_CLOSE(dx.values(), want.dsum, DType::kF32);
     EXPECT_CLOSE(dweight.values(), want_dweight, DType::kF32);
@@ -101,6 +102,10 @@ TEST_P(RmsNormTest, BackwardMatchesReferenceForAnyNumberOfThreads) {
       first_dx = dx;
     }
     EXPECT_TRUE(dweight.same_bits(first) && dx.same_bits(first_dx)) << threads << " threads";
+    args.accumulate = false;
+    dweight.fill(std::nanf(""));
+    rms_norm_backward(*ctx, args);
+    EXPECT_CLOSE(dweight.values(), want.dweight, DType::kF32);
     args.dresidual_TD = args.dx_TD = in_place.view();
     rms_norm_backward(*ctx, args);
     EXPECT_CLOSE(in_place.values(), want_dx, DType::kF32);

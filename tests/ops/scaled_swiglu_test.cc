@@ -26,15 +26,15 @@ TEST_P(ScaledSwigluTest, MatchesReferenceForAnyNumberOfThreads) {
     TestContext ctx(threads);
     Tensor<float> act(Shape{rows, width}, 2);
     scaled_swiglu_forward(*ctx,
-                          {.gate_up_N2F = gate_up.view(), .probs_N = probs.view(), .act_NF = act.view()});
+                          {.gate_up_R2F = gate_up.view(), .probs_R = probs.view(), .act_RF = act.view()});
     EXPECT_CLOSE(act.values(), want_act, DType::kF32);
     EXPECT_TRUE(act.padding_untouched());
     Tensor<float> dgate_up(gate_up.shape(), 3), dprobs(Shape{rows}), in_place = gate_up;
-    ScaledSwigluBackwardArgs args{.dact_NF = dact.view(),
-                                  .gate_up_N2F = gate_up.view(),
-                                  .probs_N = probs.view(),
-                                  .dgate_up_N2F = dgate_up.view(),
-                                  .dprobs_N = dprobs.view()};
+    ScaledSwigluBackwardArgs args{.dact_RF = dact.view(),
+                                  .gate_up_R2F = gate_up.view(),
+                                  .probs_R = probs.view(),
+                                  .dgate_up_R2F = dgate_up.view(),
+                                  .dprobs_R = dprobs.view()};
     scaled_swiglu_backward(*ctx, args);
     EXPECT_CLOSE(dgate_up.values(), want.dgate_up, DType::kF32);
     EXPECT_CLOSE(dprobs.values(), want.dprobs, DType::kF32);
@@ -44,7 +44,7 @@ TEST_P(ScaledSwigluTest, MatchesReferenceForAnyNumberOfThreads) {
       first_dprobs = dprobs;
     }
     EXPECT_TRUE(dgate_up.same_bits(first) && dprobs.same_bits(first_dprobs)) << threads << " threads";
-    args.gate_up_N2F = args.dgate_up_N2F = in_place.view();
+    args.gate_up_R2F = args.dgate_up_R2F = in_place.view();
     scaled_swiglu_backward(*ctx, args);
     EXPECT_TRUE(in_place.same_bits(first) && dprobs.same_bits(first_dprobs));
   }
@@ -60,16 +60,16 @@ TEST(ScaledSwigluTest, LargeGatesSaturateWithoutNan) {
   gate_up.set({-1e30, -200.0, 200.0, 2.0, 2.0, 2.0});
   probs.fill(0.5f);
   dact.fill(1);
-  scaled_swiglu_forward(*ctx, {.gate_up_N2F = gate_up.view(), .probs_N = probs.view(), .act_NF = act.view()});
+  scaled_swiglu_forward(*ctx, {.gate_up_R2F = gate_up.view(), .probs_R = probs.view(), .act_RF = act.view()});
   EXPECT_EQ(act.at(0, 0), 0.0f);
   EXPECT_EQ(act.at(0, 1), 0.0f);
   EXPECT_EQ(act.at(0, 2), 200.0f);
   Tensor<float> dgate_up(Shape{1, 6}), dprobs(Shape{1});
-  scaled_swiglu_backward(*ctx, {.dact_NF = dact.view(),
-                                .gate_up_N2F = gate_up.view(),
-                                .probs_N = probs.view(),
-                                .dgate_up_N2F = dgate_up.view(),
-                                .dprobs_N = dprobs.view()});
+  scaled_swiglu_backward(*ctx, {.dact_RF = dact.view(),
+                                .gate_up_R2F = gate_up.view(),
+                                .probs_R = probs.view(),
+                                .dgate_up_R2F = dgate_up.view(),
+                                .dprobs_R = dprobs.view()});
   EXPECT_EQ(dgate_up.values(), (std::vector<double>{0.0, 0.0, 1.0, 0.0, 0.0, 100.0}));
   EXPECT_EQ(dprobs.at(0), 400.0f);
 }
@@ -78,7 +78,7 @@ TEST(ScaledSwigluTest, RefusesWrongShapes) {
   TestContext ctx(1);
   Tensor<float> gate_up(Shape{2, 6}), probs(Shape{2}), act(Shape{2, 4});
   EXPECT_THROW(scaled_swiglu_forward(
-                   *ctx, {.gate_up_N2F = gate_up.view(), .probs_N = probs.view(), .act_NF = act.view()}),
+                   *ctx, {.gate_up_R2F = gate_up.view(), .probs_R = probs.view(), .act_RF = act.view()}),
                Error);
 }
 

@@ -7,6 +7,7 @@
 #include "biomoe/backend/cpu/parallel.h"
 #include "biomoe/backend/cpu/row_kernel.h"
 #include "biomoe/backend/cpu/work_size.h"
+#include "biomoe/core/error.h"
 
 namespace biomoe::cpu {
 namespace {
@@ -50,22 +51,20 @@ struct Coefficients {
 };
 
 Coefficients coefficients(const AdamwArgs& args, bool decay) {
-  const auto step = static_cast<double>(args.step);
-  const double correction1 = 1.0 - std::pow(args.beta1, step);
-  const double correction2 = 1.0 - std::pow(args.beta2, step);
+  const double* update = args.update_5.f64();
   return {.beta1 = static_cast<float>(args.beta1),
           .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
           .beta2 = static_cast<float>(args.beta2),
           .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
-          .grad_scale = static_cast<float>(args.grad_scale),
-          .decay = static_cast<float>(decay ? args.lr * args.weight_decay : 0.0),
-          .step_size = static_cast<float>(args.lr / correction1),
-          .root_correction = static_cast<float>(std::sqrt(correction2)),
+          .grad_scale = static_cast<float>(update[kGradScale]),
+          .decay = static_cast<float>(decay ? update[kLr] * args.weight_decay : 0.0),
+          .step_size = static_cast<float>(update[kLr] / update[kCorrection1]),
+          .root_correction = static_cast<float>(std::sqrt(update[kCorrection2])),
           .eps = static_cast<float>(args.eps)};
 }
 
 BIOMOE_ROW_KERNEL void update(const AdamwArgs& args, const Coefficients& c, Range range) {
-  float* param = args.param_A.f32();
+  float* param = args.weights_A.f32();
   const float* grad = args.grad_A.f32();
   float* exp_avg = args.exp_avg_A.f32();
   float* exp_avg_sq = args.exp_avg_sq_A.f32();
@@ -91,7 +90,23 @@ void sum_squares(Context& ctx, const SumSquaresArgs& args) {
   }
 }
 
+void clip_factor(Context&, const ClipFactorArgs& args) {
+  double sum = 0;
+  for (int64_t i = 0; i < args.sums_S.num_elements(); ++i) sum += args.sums_S.f64()[i];
+  const double norm = std::sqrt(sum);
+  bool finite = std::isfinite(norm);
+  if (args.loss_sums_3) {
+    for (int i = 0; i < 3; ++i) finite = finite && std::isfinite(args.loss_sums_3.f64()[i]);
+  }
+  *args.norm_1.f64() = norm;
+  *args.factor_1.f64() = args.max_norm > 0 ? std::min(1.0, args.max_norm / (norm + 1e-6)) : 1.0;
+  *args.apply_1.f64() = finite ? 1.0 : 0.0;
+}
+
 void adamw(Context& ctx, const AdamwArgs& args) {
+  BM_CHECK(!args.master_A && !args.remainder_A,
+           "adamw: on the CPU the weights are fp32 and their own master");
+  if (args.update_5.f64()[kApply] == 0) return;
   const Coefficients with_decay = coefficients(args, true);
   const Coefficients without_decay = coefficients(args, false);
   for (const ArenaSegment& segment : args.segments) {

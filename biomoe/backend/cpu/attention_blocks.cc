@@ -4,7 +4,7 @@
 
 namespace biomoe {
 
-size_t attention_scratch_bytes(const AttentionShape& shape, int64_t tokens, int num_threads) {
+size_t cpu::attention_scratch_bytes(const AttentionShape& shape, int64_t tokens, int num_threads) {
   const cpu::AttentionBlocks blocks(shape);
   const auto floats = [](int64_t count) { return align_up(static_cast<size_t>(count) * sizeof(float)); };
   const int64_t rows = blocks.max_rows();

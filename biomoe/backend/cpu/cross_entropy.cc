@@ -58,6 +58,7 @@ void cross_entropy(Context& ctx, const CrossEntropyArgs& args) {
   const int32_t* targets = args.targets_T.i32();
   const float* weights = args.weights_T.f32();
   float* nll = args.nll_T.f32();
+  const double grad_scale = args.write_gradient ? *args.grad_scale_1.f64() : 0.0;
   parallel_ranges(ctx, args.logits_TV.shape[0], min_rows_per_thread(4 * vocabulary), [&](Range rows) {
     for (int64_t t = rows.begin; t < rows.end; ++t) {
       float* logits = args.logits_TV.f32() + t * args.logits_TV.row_stride;
@@ -65,13 +66,29 @@ void cross_entropy(Context& ctx, const CrossEntropyArgs& args) {
         nll[t] = 0.0f;
         if (args.write_gradient) std::fill_n(logits, vocabulary, 0.0f);
       } else if (args.write_gradient) {
-        const auto scale = static_cast<float>(static_cast<double>(weights[t]) * args.grad_scale);
+        const auto scale = static_cast<float>(static_cast<double>(weights[t]) * grad_scale);
         nll[t] = forward_backward_row(logits, vocabulary, targets[t], scale);
       } else {
         nll[t] = forward_row(logits, vocabulary, targets[t]);
       }
     }
   });
+}
+
+void loss_sums(Context&, const LossSumsArgs& args) {
+  const float* nll = args.nll_T.f32();
+  const float* weights = args.weights_T.f32();
+  double weighted = 0, plain = 0, count = 0;
+  for (int64_t t = 0; t < args.nll_T.shape[0]; ++t) {
+    if (weights[t] == 0.0f) continue;
+    weighted += static_cast<double>(weights[t]) * static_cast<double>(nll[t]);
+    plain += static_cast<double>(nll[t]);
+    count += 1;
+  }
+  double* sums = args.sums_3.f64();
+  sums[0] += weighted;
+  sums[1] += plain;
+  sums[2] += count;
 }
 
 }  // namespace biomoe::cpu

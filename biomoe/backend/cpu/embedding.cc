@@ -47,6 +47,10 @@ void embedding_backward(Context& ctx, const EmbeddingBackwardArgs& args) {
   parallel_ranges(ctx, bands, min_bands, [&](Range band) {
     const int64_t begin = band.begin * kBandColumns;
     const int64_t count = std::min(width, band.end * kBandColumns) - begin;
+    if (!args.accumulate) {
+      for (int64_t id = 0; id < args.dweight_VD.shape[0]; ++id)
+        std::fill_n(dweight + id * width + begin, count, 0.0f);
+    }
     for (int64_t t = 0; t < tokens_count; ++t) {
       add_row(dy + t * stride + begin, count, dweight + tokens[t] * width + begin);
     }

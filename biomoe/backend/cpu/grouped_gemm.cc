@@ -5,6 +5,7 @@
 #include "biomoe/backend/cpu/parallel.h"
 #include "biomoe/backend/cpu/sgemm.h"
 #include "biomoe/core/error.h"
+#include "biomoe/ops/scaled_swiglu.h"
 
 namespace biomoe::cpu {
 namespace {
@@ -19,9 +20,9 @@ struct ExpertProduct {
 void check_offsets(const GroupedGemmArgs& args) {
   const int64_t* offsets = args.offsets_E1.i64();
   const int64_t experts = args.w_EOI.shape[0];
-  BM_CHECK(offsets[0] == 0 && offsets[experts] <= args.x_NI.shape[0],
+  BM_CHECK(offsets[0] == 0 && offsets[experts] <= args.x_RI.shape[0],
            "grouped_gemm: offsets go from {} to {}, expected 0 to at most {}", offsets[0], offsets[experts],
-           args.x_NI.shape[0]);
+           args.x_RI.shape[0]);
   for (int64_t e = 0; e < experts; ++e) {
     BM_CHECK(offsets[e] <= offsets[e + 1], "grouped_gemm: offsets[{}] is {}, above offsets[{}] = {}", e,
              offsets[e], e + 1, offsets[e + 1]);
@@ -59,9 +60,9 @@ struct Expert {
       : rows(args.offsets_E1.i64()[e + 1] - args.offsets_E1.i64()[e]),
         in(args.w_EOI.shape[2]),
         out(args.w_EOI.shape[1]),
-        x(args.x_NI.f32() + args.offsets_E1.i64()[e] * args.x_NI.row_stride),
+        x(args.x_RI.f32() + args.offsets_E1.i64()[e] * args.x_RI.row_stride),
         w(args.w_EOI.f32() + e * args.w_EOI.row_stride),
-        y(args.y_NO.f32() + args.offsets_E1.i64()[e] * args.y_NO.row_stride) {}
+        y(args.y_RO.f32() + args.offsets_E1.i64()[e] * args.y_RO.row_stride) {}
   int64_t rows, in, out;
   float *x, *w, *y;
 };
@@ -72,8 +73,8 @@ void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
   run_experts(ctx, args, [&](int64_t index) {
     const Expert e(args, index);
     return ExpertProduct{
-        {.data = e.y, .stride = args.y_NO.row_stride, .rows = e.rows, .columns = e.out, .inner = e.in},
-        {e.x, args.x_NI.row_stride, false},
+        {.data = e.y, .stride = args.y_RO.row_stride, .rows = e.rows, .columns = e.out, .inner = e.in},
+        {e.x, args.x_RI.row_stride, false},
         {e.w, e.in, true}};
   });
 }
@@ -82,8 +83,8 @@ void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
   run_experts(ctx, args, [&](int64_t index) {
     const Expert e(args, index);
     return ExpertProduct{
-        {.data = e.x, .stride = args.x_NI.row_stride, .rows = e.rows, .columns = e.in, .inner = e.out},
-        {e.y, args.y_NO.row_stride, false},
+        {.data = e.x, .stride = args.x_RI.row_stride, .rows = e.rows, .columns = e.in, .inner = e.out},
+        {e.y, args.y_RO.row_stride, false},
         {e.w, e.in, false}};
   });
 }
@@ -91,11 +92,40 @@ void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
 void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
   run_experts(ctx, args, [&](int64_t index) {
     const Expert e(args, index);
-    return ExpertProduct{
-        {.data = e.w, .stride = e.in, .rows = e.out, .columns = e.in, .inner = e.rows, .accumulate = true},
-        {e.y, args.y_NO.row_stride, true},
-        {e.x, args.x_NI.row_stride, false}};
+    return ExpertProduct{{.data = e.w,
+                          .stride = e.in,
+                          .rows = e.out,
+                          .columns = e.in,
+                          .inner = e.rows,
+                          .accumulate = args.accumulate},
+                         {e.y, args.y_RO.row_stride, true},
+                         {e.x, args.x_RI.row_stride, false}};
   });
+}
+
+// The activation is its own pass here: the product's tiles are not kept in cache long enough to gain from
+// one.
+void grouped_gate_up(Context& ctx, const GroupedGateUpArgs& args) {
+  cpu::grouped_gemm_forward(
+      ctx,
+      {.x_RI = args.x_RD, .w_EOI = args.w_E2FD, .y_RO = args.gate_up_R2F, .offsets_E1 = args.offsets_E1});
+  cpu::scaled_swiglu_forward(ctx, {.gate_up_R2F = args.gate_up_R2F,
+                                   .probs_R = args.probs_R,
+                                   .act_RF = args.act_RF,
+                                   .offsets_E1 = args.offsets_E1,
+                                   .interleave = args.interleave});
+}
+
+void grouped_down_backward(Context& ctx, const GroupedDownBackwardArgs& args) {
+  cpu::grouped_gemm_dgrad(
+      ctx, {.x_RI = args.dact_RF, .w_EOI = args.w_EDF, .y_RO = args.dy_RD, .offsets_E1 = args.offsets_E1});
+  cpu::scaled_swiglu_backward(ctx, {.dact_RF = args.dact_RF,
+                                    .gate_up_R2F = args.gate_up_R2F,
+                                    .probs_R = args.probs_R,
+                                    .dgate_up_R2F = args.dgate_up_R2F,
+                                    .dprobs_R = args.dprobs_R,
+                                    .offsets_E1 = args.offsets_E1,
+                                    .interleave = args.interleave});
 }
 
 }  // namespace biomoe::cpu

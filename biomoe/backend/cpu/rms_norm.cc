@@ -154,6 +154,7 @@ void rms_norm_backward(Context& ctx, const RmsNormBackwardArgs& args) {
   });
   float* dweight = args.dweight_D.f32();
   parallel_ranges(ctx, width, min_rows_per_thread(blocks), [&](Range columns) {
+    if (!args.accumulate) std::fill(dweight + columns.begin, dweight + columns.end, 0.0f);
     for (int64_t block = 0; block < blocks; ++block) {
       add_partial(partials + block * width, dweight, columns);
     }

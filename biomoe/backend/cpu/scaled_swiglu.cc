@@ -8,6 +8,17 @@
 namespace biomoe::cpu {
 namespace {
 
+// Rows that hold something, and how a row's gate and up columns lie: runs of `run` gate columns, each
+// followed by as many up columns.
+template <typename Args>
+int64_t rows_in_use(const Args& args, int64_t rows) {
+  return args.offsets_E1 ? args.offsets_E1.i64()[args.offsets_E1.shape[0] - 1] : rows;
+}
+
+int64_t run_length(int64_t interleave, int64_t width) {
+  return interleave > 0 ? interleave : width;
+}
+
 BIOMOE_ROW_KERNEL void forward_row(const float* gate, const float* up, float prob, float* act,
                                    int64_t width) {
 #pragma omp simd
@@ -50,31 +61,42 @@ BIOMOE_ROW_KERNEL float backward_row(const BackwardRow& row, int64_t width) {
 }  // namespace
 
 void scaled_swiglu_forward(Context& ctx, const ScaledSwigluForwardArgs& args) {
-  const int64_t width = args.act_NF.shape[1];
-  const float* probs = args.probs_N.f32();
-  parallel_ranges(ctx, args.act_NF.shape[0], min_rows_per_thread(4 * width), [&](Range rows) {
-    for (int64_t r = rows.begin; r < rows.end; ++r) {
-      const float* gate = args.gate_up_N2F.f32() + r * args.gate_up_N2F.row_stride;
-      forward_row(gate, gate + width, probs[r], args.act_NF.f32() + r * args.act_NF.row_stride, width);
-    }
-  });
+  const int64_t width = args.act_RF.shape[1];
+  const int64_t run = run_length(args.interleave, width);
+  const float* probs = args.probs_R.f32();
+  parallel_ranges(ctx, rows_in_use(args, args.act_RF.shape[0]), min_rows_per_thread(4 * width),
+                  [&](Range rows) {
+                    for (int64_t r = rows.begin; r < rows.end; ++r) {
+                      const float* gate_up = args.gate_up_R2F.f32() + r * args.gate_up_R2F.row_stride;
+                      float* act = args.act_RF.f32() + r * args.act_RF.row_stride;
+                      for (int64_t f = 0; f < width; f += run) {
+                        forward_row(gate_up + 2 * f, gate_up + 2 * f + run, probs[r], act + f, run);
+                      }
+                    }
+                  });
 }
 
 void scaled_swiglu_backward(Context& ctx, const ScaledSwigluBackwardArgs& args) {
-  const int64_t width = args.dact_NF.shape[1];
-  parallel_ranges(ctx, args.dact_NF.shape[0], min_rows_per_thread(4 * width), [&](Range rows) {
-    for (int64_t r = rows.begin; r < rows.end; ++r) {
-      const float* gate = args.gate_up_N2F.f32() + r * args.gate_up_N2F.row_stride;
-      float* dgate = args.dgate_up_N2F.f32() + r * args.dgate_up_N2F.row_stride;
-      args.dprobs_N.f32()[r] = backward_row({.dact = args.dact_NF.f32() + r * args.dact_NF.row_stride,
-                                             .gate = gate,
-                                             .up = gate + width,
-                                             .prob = args.probs_N.f32()[r],
-                                             .dgate = dgate,
-                                             .dup = dgate + width},
-                                            width);
-    }
-  });
+  const int64_t width = args.dact_RF.shape[1];
+  const int64_t run = run_length(args.interleave, width);
+  parallel_ranges(ctx, rows_in_use(args, args.dact_RF.shape[0]), min_rows_per_thread(4 * width),
+                  [&](Range rows) {
+                    for (int64_t r = rows.begin; r < rows.end; ++r) {
+                      const float* gate_up = args.gate_up_R2F.f32() + r * args.gate_up_R2F.row_stride;
+                      float* dgate_up = args.dgate_up_R2F.f32() + r * args.dgate_up_R2F.row_stride;
+                      float dprob = 0.0f;
+                      for (int64_t f = 0; f < width; f += run) {
+                        dprob += backward_row({.dact = args.dact_RF.f32() + r * args.dact_RF.row_stride + f,
+                                               .gate = gate_up + 2 * f,
+                                               .up = gate_up + 2 * f + run,
+                                               .prob = args.probs_R.f32()[r],
+                                               .dgate = dgate_up + 2 * f,
+                                               .dup = dgate_up + 2 * f + run},
+                                              run);
+                      }
+                      args.dprobs_R.f32()[r] = dprob;
+                    }
+                  });
 }
 
 }  // namespace biomoe::cpu

@@ -449,7 +449,10 @@ TEST(Summary, TellsBothKinds) {
   std::vector<TensorGroup> groups = {{"model", {}}, {"exp_avg", {}}};
   for (auto& group : groups) {
     for (const auto& spec : weights.parameters.specs()) {
-      group.tensors.push_back({spec.name, weights.parameters.view(weights.arena.data(), spec)});
+      group.tensors.push_back(
+          {spec.name, weights.parameters.view(TensorView(weights.arena.data(), DType::kF32,
+                                                         {static_cast<int64_t>(weights.arena.size())}),
+                                              spec)});
     }
   }
   const CheckpointStore store(folder / "run/checkpoints");

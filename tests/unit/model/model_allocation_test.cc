@@ -27,12 +27,14 @@ namespace biomoe {
 namespace {
 
 void step(Model& model, const Batch& batch) {
-  model.zero_gradients();
-  model.routing().reset();
-  model.count_routing(batch);
-  model.forward(batch, false);
-  model.loss(batch, true, 1.0 / batch.target_weight);
-  model.backward(batch, 0.02, 0.001);
+  model.start_step(1.0 / batch.target_weight);
+  model.reset_sums();
+  const DeviceBatch& views = model.upload(batch);
+  model.count_routing(views);
+  model.forward(views, false);
+  model.loss(views, true);
+  model.backward(views, 0.02, 0.001);
+  model.finish_step(0.02);
 }
 
 TEST(ModelAllocation, AWarmStepAllocatesNothing) {

@@ -14,12 +14,11 @@ struct Evaluation {
 };
 
 Evaluation evaluate(Model& model, const Batch& batch) {
-  model.routing().reset();
-  model.forward(batch);
+  const StepSums sums = test::evaluate_sums(model, batch);
   Evaluation result;
-  result.loss = model.loss(batch, false).weighted_nll / batch.target_weight +
-                model.config().router_aux_loss_coef * load_balancing_loss(model.routing()) +
-                model.config().router_z_loss_coef * router_z_loss(model.routing());
+  result.loss = sums.loss.weighted_nll / batch.target_weight +
+                model.config().router_aux_loss_coef * sums.balance_loss +
+                model.config().router_z_loss_coef * sums.z_loss;
   const TensorView counts = model.routing().counts_LE;
   result.counts.assign(counts.i64(), counts.i64() + counts.num_elements());
   return result;

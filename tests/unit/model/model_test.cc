@@ -74,13 +74,16 @@ TEST(Model, ExpertFfnModesAgree) {
   ModelLimits limits = small_limits();
   limits.expert_ffn_mode = ExpertFfnMode::kLoop;
   Model loop = seeded_model(config, limits);
-  limits.expert_ffn_mode = ExpertFfnMode::kGroupedLinear;
-  Model grouped = seeded_model(config, limits);
-  const auto want = accumulate(loop, {batch}), got = accumulate(grouped, {batch});
-  const double error = test::worst_parameter_error(loop, got.gradients, want.gradients);
-  RecordProperty("worst_parameter_error", fmt::format("{:.2e}", error));
-  EXPECT_LE(error, 5e-6);
-  EXPECT_NEAR(got.lm_loss, want.lm_loss, 1e-6);
+  const auto want = accumulate(loop, {batch});
+  for (const auto mode : {ExpertFfnMode::kGroupedLinear, ExpertFfnMode::kFusedGroupedMlp}) {
+    limits.expert_ffn_mode = mode;
+    Model grouped = seeded_model(config, limits);
+    const auto got = accumulate(grouped, {batch});
+    const double error = test::worst_parameter_error(loop, got.gradients, want.gradients);
+    RecordProperty("worst_parameter_error", fmt::format("{:.2e}", error));
+    EXPECT_LE(error, 5e-6);
+    EXPECT_NEAR(got.lm_loss, want.lm_loss, 1e-6);
+  }
 }
 
 // No bit depends on what memory held before; and the same seed, threads and batch give the same bits.
@@ -94,10 +97,12 @@ TEST(Model, PoisonedActivationsChangeNoBit) {
     accumulate(poisoned, {random_batch(config, {500}, 9)});  // leaves other values behind
     const auto want = accumulate(poisoned, {batch});
     Model fresh = seeded_model(config, limits);
-    fresh.zero_gradients();
-    fresh.forward(batch);
-    fresh.loss(batch, true, 1.0 / batch.target_weight);
-    fresh.backward(batch, config.router_aux_loss_coef, config.router_z_loss_coef);
+    fresh.start_step(1.0 / batch.target_weight);
+    fresh.reset_sums();
+    const DeviceBatch& views = fresh.upload(batch);
+    fresh.forward(views);
+    fresh.loss(views, true);
+    fresh.backward(views, config.router_aux_loss_coef, config.router_z_loss_coef);
     EXPECT_TRUE(test::all_finite(want.gradients));
     EXPECT_EQ(test::gradients_of(fresh), want.gradients) << threads << " threads";
   }
@@ -151,9 +156,8 @@ TEST(Model, InferenceModelGivesTheTrainingModelsLogits) {
   training.poison_activations();
   inference.poison_activations();
   EXPECT_EQ(logits_of(inference, batch), logits_of(training, batch));
-  training.forward(batch);
-  inference.forward(batch);
-  EXPECT_EQ(inference.loss(batch, false).weighted_nll, training.loss(batch, false).weighted_nll);
+  EXPECT_EQ(test::evaluate_sums(inference, batch).loss.weighted_nll,
+            test::evaluate_sums(training, batch).loss.weighted_nll);
   EXPECT_FALSE(inference.gradients_A());
 }
 
@@ -203,8 +207,9 @@ TEST(Model, TiesAreDefined) {
   }
   const auto tied = accumulate(model, {batch});
   EXPECT_TRUE(test::all_finite(tied.gradients));
-  const int64_t* counts = model.routing().counts_LE.i64();
-  for (int64_t i = 0; i < model.routing().counts_LE.num_elements(); ++i) {
+  const RoutingStats routing = model.routing();
+  const int64_t* counts = routing.counts_LE.i64();
+  for (int64_t i = 0; i < routing.counts_LE.num_elements(); ++i) {
     EXPECT_EQ(counts[i], i % config.num_local_experts < config.num_experts_per_tok ? batch.num_tokens() : 0)
         << i;
   }
@@ -216,14 +221,13 @@ std::string place_of_nan(const std::string& name, const ModelLimits& limits) {
   Model model = seeded_model(config, limits);
   const Batch batch = random_batch(config, {60}, 14);
   model.poison_activations();
-  model.forward(batch);
-  EXPECT_EQ(model.first_nonfinite(), "");
+  model.forward(model.upload(batch));
+  EXPECT_EQ(model.first_nonfinite_sync(), "");
   const auto& spec = model.parameters().find(name);
   std::fill_n(model.weight(spec).f32(), spec.num_elements(), NAN);
   model.poison_activations();
-  model.forward(batch);
-  EXPECT_TRUE(std::isnan(model.loss(batch, false).weighted_nll)) << name;
-  return model.first_nonfinite();
+  EXPECT_TRUE(std::isnan(test::evaluate_sums(model, batch).loss.weighted_nll)) << name;
+  return model.first_nonfinite_sync();
 }
 
 TEST(Model, NamesThePlaceOfTheFirstNonfiniteValue) {
@@ -251,9 +255,9 @@ TEST(Model, NamesTheLayerAloneWhereItIsRecomputed) {
 TEST(Model, RefusesABatchThatMemoryIsNotPlannedFor) {
   const ModelConfig config = small_config();
   Model model(config, small_limits(64, 32));
-  EXPECT_THROW(model.forward(random_batch(config, {33, 31, 1}, 15)), std::exception);
-  EXPECT_THROW(model.forward(random_batch(config, {33}, 15)), std::exception);
-  EXPECT_NO_THROW(model.forward(random_batch(config, {32, 32}, 15)));
+  EXPECT_THROW(model.upload(random_batch(config, {33, 31, 1}, 15)), std::exception);
+  EXPECT_THROW(model.upload(random_batch(config, {33}, 15)), std::exception);
+  EXPECT_NO_THROW(model.upload(random_batch(config, {32, 32}, 15)));
 }
 
 }  // namespace

@@ -101,8 +101,8 @@ inline std::vector<float> values_of(const TensorView& view) {
 
 inline std::vector<float> logits_of(Model& model, const Batch& batch) {
   std::vector<float> values(static_cast<size_t>(batch.num_tokens() * model.config().vocab_size));
-  model.forward(batch, false);
-  model.logits(TensorView(values.data(), DType::kF32, {batch.num_tokens(), model.config().vocab_size}));
+  model.forward(model.upload(batch), false);
+  model.logits_sync(TensorView(values.data(), DType::kF32, {batch.num_tokens(), model.config().vocab_size}));
   return values;
 }
 
@@ -122,27 +122,41 @@ struct PassResult {
 };
 
 // A whole update's passes over the micro-batches, as training does them: with poisoned activations.
-inline PassResult accumulate(Model& model, const std::vector<Batch>& batches) {
-  model.zero_gradients();
-  model.routing().reset();
+// count_ahead: the routers run over all micro-batches first, as they must for more than one.
+inline PassResult accumulate(Model& model, const std::vector<Batch>& batches, bool count_ahead = true) {
   double weight = 0;
-  for (const Batch& batch : batches) {
-    weight += batch.target_weight;
-    model.poison_activations();
-    model.count_routing(batch);
-  }
+  for (const Batch& batch : batches) weight += batch.target_weight;
   const double scale = weight > 0 ? 1.0 / weight : 0.0;
-  PassResult result;
-  for (const Batch& batch : batches) {
+  const ModelConfig& config = model.config();
+  model.start_step(scale);
+  model.reset_sums();
+  for (size_t i = 0; count_ahead && i < batches.size(); ++i) {
     model.poison_activations();
-    model.forward(batch, false);
-    result.lm_loss += model.loss(batch, true, scale).weighted_nll * scale;
-    model.backward(batch, model.config().router_aux_loss_coef, model.config().router_z_loss_coef);
+    model.count_routing(model.upload(batches[i]));
   }
-  result.aux_loss = load_balancing_loss(model.routing());
-  result.z_loss = router_z_loss(model.routing());
-  result.gradients = gradients_of(model);
-  return result;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    model.poison_activations();
+    const DeviceBatch& batch = model.upload(batches[i]);
+    model.forward(batch, !count_ahead);
+    model.loss(batch, true, i > 0);
+    model.backward(batch, config.router_aux_loss_coef, config.router_z_loss_coef, i > 0);
+  }
+  model.finish_step(config.router_aux_loss_coef);
+  const StepSums sums = model.sums();
+  return {.lm_loss = sums.loss.weighted_nll * scale,
+          .aux_loss = sums.balance_loss,
+          .z_loss = sums.z_loss,
+          .gradients = gradients_of(model)};
+}
+
+// The sums of one batch without gradients.
+inline StepSums evaluate_sums(Model& model, const Batch& batch) {
+  model.start_step(0.0);
+  model.reset_sums();
+  model.forward(model.upload(batch));
+  model.loss(model.upload(batch), false);
+  model.finish_step(0.0);
+  return model.sums();
 }
 
 // |a - b| / |b| in the Euclidean norm; infinity for different sizes or a value that is not a number.

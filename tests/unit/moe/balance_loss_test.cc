@@ -1,12 +1,12 @@
 // The auxiliary losses against their formulas and central differences.
-#include "biomoe/moe/balance_loss.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
 
 #include "biomoe/core/rng.h"
+#include "biomoe/moe/routing_stats.h"
+#include "biomoe/ops/router.h"
 
 namespace biomoe {
 namespace {
@@ -33,9 +33,37 @@ int64_t expert_of(const Case& c, int64_t token, int64_t slot) {
   return (token * token + slot) % c.experts;
 }
 
+struct Losses {
+  double balance = 0, z = 0;
+  std::vector<float> gradient;
+};
+
+Losses losses_of(const RoutingStats& stats, double coef = 0) {
+  Context ctx;
+  double losses[2] = {NAN, NAN};
+  Losses result;
+  const int64_t experts = stats.counts_LE.shape[1];
+  result.gradient.assign(static_cast<size_t>(experts), NAN);
+  balance_loss(ctx, {.counts_LE = stats.counts_LE,
+                     .prob_sums_LE = stats.prob_sums_LE,
+                     .z_sums_L = stats.z_sums_L,
+                     .tokens = stats.tokens,
+                     .balance_coef = coef,
+                     .losses_2 = TensorView(losses, DType::kF64, {2}),
+                     .balance_E = TensorView(result.gradient.data(), DType::kF32, {experts})});
+  result.balance = losses[0];
+  result.z = losses[1];
+  return result;
+}
+
+void reset(RoutingStats& stats) {
+  Context ctx;
+  reset_routing_stats(ctx, stats);
+}
+
 RoutingStats statistics(Arena& arena, const Case& c, const std::vector<double>& probs) {
   RoutingStats stats = allocate_routing_stats(arena, c.layers, c.experts);
-  stats.reset();
+  reset(stats);
   stats.tokens = c.tokens;
   for (int64_t layer = 0; layer < c.layers; ++layer) {
     for (int64_t t = 0; t < c.tokens; ++t) {
@@ -73,7 +101,7 @@ TEST(BalanceLoss, EqualsTheFormula) {
   for (const Case& c : kCases) {
     Arena arena(1 << 20);
     const auto probs = random_probs(c);
-    EXPECT_NEAR(load_balancing_loss(statistics(arena, c, probs)), direct_loss(c, probs), 1e-12)
+    EXPECT_NEAR(losses_of(statistics(arena, c, probs)).balance, direct_loss(c, probs), 1e-12)
         << c.experts << " experts";
   }
 }
@@ -81,34 +109,32 @@ TEST(BalanceLoss, EqualsTheFormula) {
 TEST(BalanceLoss, KnownValues) {
   Arena arena(1 << 20);
   RoutingStats stats = allocate_routing_stats(arena, 2, 4);
-  stats.reset();
-  EXPECT_EQ(load_balancing_loss(stats), 0.0);  // nothing routed
-  EXPECT_EQ(router_z_loss(stats), 0.0);
+  reset(stats);
+  EXPECT_EQ(losses_of(stats).balance, 0.0);  // nothing routed
+  EXPECT_EQ(losses_of(stats).z, 0.0);
   stats.tokens = 8;
   for (int64_t i = 0; i < 8; ++i) {
     stats.counts_LE.i64()[i] = 4;  // 8 tokens, top 2, even
     stats.prob_sums_LE.f64()[i] = 2.0;
   }
-  EXPECT_DOUBLE_EQ(load_balancing_loss(stats), 2.0);  // k when even
-  stats.reset();
+  EXPECT_DOUBLE_EQ(losses_of(stats).balance, 2.0);  // k when even
+  reset(stats);
   stats.tokens = 8;
   for (const int64_t layer : {0, 1}) {
     stats.counts_LE.i64()[layer * 4 + 3] = 8;  // top 1, all tokens and all probability on one expert
     stats.prob_sums_LE.f64()[layer * 4 + 3] = 8.0;
     stats.z_sums_L.f64()[layer] = 24.0;
   }
-  EXPECT_DOUBLE_EQ(load_balancing_loss(stats), 4.0);  // E when all on one
-  EXPECT_DOUBLE_EQ(router_z_loss(stats), 3.0);
+  EXPECT_DOUBLE_EQ(losses_of(stats).balance, 4.0);  // E when all on one
+  EXPECT_DOUBLE_EQ(losses_of(stats).z, 3.0);
 }
 
 TEST(BalanceLoss, GradientEqualsCentralDifferences) {
   constexpr double kCoef = 0.7, kStep = 1e-4;
   for (const Case& c : kCases) {
-    std::vector<float> gradient(static_cast<size_t>(c.experts), NAN);
     auto probs = random_probs(c);
     Arena arena(1 << 20);
-    load_balancing_gradient(statistics(arena, c, probs), kCoef,
-                            TensorView(gradient.data(), DType::kF32, {c.experts}));
+    const std::vector<float> gradient = losses_of(statistics(arena, c, probs), kCoef).gradient;
     for (const int64_t row : {int64_t{0}, c.layers * c.tokens - 1}) {
       for (int64_t e = 0; e < std::min<int64_t>(c.experts, 8); ++e) {
         double& value = probs[static_cast<size_t>(row * c.experts + e)];

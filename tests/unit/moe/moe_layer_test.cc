@@ -51,7 +51,7 @@ struct Layer {
   ExpertFfnMode mode;
   Arena arena{1 << 22};
   Arena scratch{1 << 20};
-  Context ctx{.device = Device::kCpu, .num_threads = 2, .scratch = &scratch, .stream = nullptr};
+  Context ctx{.device = Device::kCpu, .num_threads = 2, .scratch = &scratch};
   MoeWeights weights, gradients;
   LayerRoutingStats stats;
   TensorView x, y;

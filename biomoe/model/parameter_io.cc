@@ -1,0 +1,89 @@
+#include "biomoe/model/parameter_io.h"
+
+#include <cstring>
+
+#include "biomoe/ops/device.h"
+
+namespace biomoe {
+namespace {
+
+void convert(const float* from, int64_t count, DType dtype, unsigned char* to) {
+  if (dtype == DType::kF32) {
+    std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  auto* bits = reinterpret_cast<uint16_t*>(to);
+  for (int64_t i = 0; i < count; ++i) bits[i] = bf16_from_float(from[i]);
+}
+
+void convert(const unsigned char* from, DType dtype, int64_t count, float* to) {
+  if (dtype == DType::kF32) {
+    std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  const auto* bits = reinterpret_cast<const uint16_t*>(from);
+  for (int64_t i = 0; i < count; ++i) to[i] = float_from_bf16(bits[i]);
+}
+
+// A parameter as rows that move as one.
+struct Rows {
+  explicit Rows(const ParamSpec& spec)
+      : count(spec.shape.rank() == 3 ? spec.shape[0] * spec.shape[1] : 1),
+        width(spec.num_elements() / count) {}
+  int64_t count, width;
+};
+
+}  // namespace
+
+bool ParameterIo::interleaved(const ParamSpec& spec) const {
+  return types_.gate_up_interleave > 0 && spec.name.ends_with("gate_up_proj");
+}
+
+int64_t ParameterIo::hub_row(const ParamSpec& spec, int64_t row) const {
+  if (!interleaved(spec)) return row;
+  const int64_t block = types_.gate_up_interleave, rows = spec.shape[1], half = rows / 2;
+  const int64_t expert = row / rows, r = row % rows, pair = r / (2 * block), within = r % (2 * block);
+  const int64_t f = pair * block + within % block;
+  return expert * rows + (within < block ? f : half + f);
+}
+
+void ParameterIo::write_sync(const ParamSpec& spec, const float* values, const TensorView& arena_A) {
+  BM_CHECK(arena_A.dtype == DType::kF32 || arena_A.dtype == DType::kBF16, "{}: no {} arena", spec.name,
+           dtype_name(arena_A.dtype));
+  const size_t element = dtype_size(arena_A.dtype),
+               bytes = static_cast<size_t>(spec.num_elements()) * element;
+  auto* target = static_cast<unsigned char*>(arena_A.data) + static_cast<size_t>(spec.offset) * element;
+  const bool direct = ctx_.device == Device::kCpu;
+  if (!direct) buffer_.resize(bytes);
+  unsigned char* staged = direct ? target : buffer_.data();
+  const Rows rows(spec);
+#pragma omp parallel for num_threads(ctx_.num_threads) schedule(static)
+  for (int64_t row = 0; row < rows.count; ++row) {
+    convert(values + hub_row(spec, row) * rows.width, rows.width, arena_A.dtype,
+            staged + static_cast<size_t>(row * rows.width) * element);
+  }
+  if (direct) return;
+  copy_to_device(ctx_, target, staged, bytes);
+  device_wait_sync(ctx_);
+}
+
+void ParameterIo::read_sync(const ParamSpec& spec, const TensorView& arena_A, float* values) {
+  const size_t element = dtype_size(arena_A.dtype),
+               bytes = static_cast<size_t>(spec.num_elements()) * element;
+  const auto* source =
+      static_cast<const unsigned char*>(arena_A.data) + static_cast<size_t>(spec.offset) * element;
+  if (ctx_.device != Device::kCpu) {
+    buffer_.resize(bytes);
+    copy_to_host(ctx_, buffer_.data(), source, bytes);
+    device_wait_sync(ctx_);
+    source = buffer_.data();
+  }
+  const Rows rows(spec);
+#pragma omp parallel for num_threads(ctx_.num_threads) schedule(static)
+  for (int64_t row = 0; row < rows.count; ++row) {
+    convert(source + static_cast<size_t>(row * rows.width) * element, arena_A.dtype, rows.width,
+            values + hub_row(spec, row) * rows.width);
+  }
+}
+
+}  // namespace biomoe
