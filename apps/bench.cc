@@ -19,7 +19,6 @@ struct BenchOptions {
 Batch random_batch(const BenchOptions& options) {
   Batch batch;
   const Rng rng(1, RngStream::kTest);
-  batch.cu_seqlens.push_back(0);
   for (int64_t b = 0; b < options.batch; ++b) {
     for (int64_t s = 0; s < options.seq; ++s) {
       const auto counter = static_cast<uint64_t>(batch.num_tokens());

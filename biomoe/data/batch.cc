@@ -18,7 +18,7 @@ void Batch::clear() {
   targets.clear();
   loss_weights.clear();
   positions.clear();
-  cu_seqlens.clear();
+  cu_seqlens.assign(1, 0);
   valid_targets = 0;
   target_weight = 0;
   counts = {};

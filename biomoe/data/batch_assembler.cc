@@ -108,7 +108,6 @@ void BatchAssembler::append(const PlannedSequence& sequence, Batch& batch,
 void BatchAssembler::assemble(const std::vector<PlannedSequence>& planned, Batch& batch,
                               std::vector<uint8_t>& scratch) const {
   batch.clear();
-  batch.cu_seqlens.push_back(0);
   for (const PlannedSequence& sequence : planned) append(sequence, batch, scratch);
 }
 

@@ -95,14 +95,13 @@ Batch batch_of(const SafetensorsFile& golden) {
   const int64_t rows = entry.shape[0], length = entry.shape[1];
   Batch batch;
   for (int64_t i = 0; i < rows * length; ++i) {
-    const bool first = i % length == 0, last = (i + 1) % length == 0;
-    if (first) batch.cu_seqlens.push_back(static_cast<int32_t>(i));
+    const bool last = (i + 1) % length == 0;
     batch.tokens.push_back(static_cast<int32_t>(ids[static_cast<size_t>(i)]));
     batch.targets.push_back(last ? kIgnoreTarget : static_cast<int32_t>(ids[static_cast<size_t>(i) + 1]));
     batch.loss_weights.push_back(last ? 0.0f : 1.0f);
     batch.positions.push_back(static_cast<int32_t>(i % length));
+    if (last) batch.cu_seqlens.push_back(static_cast<int32_t>(i + 1));
   }
-  batch.cu_seqlens.push_back(static_cast<int32_t>(rows * length));
   batch.valid_targets = rows * (length - 1);
   batch.target_weight = static_cast<double>(batch.valid_targets);
   return batch;

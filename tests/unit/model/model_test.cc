@@ -177,7 +177,6 @@ TEST(Model, EmptyBatchIsLegal) {
   Model model = seeded_model(config, small_limits());
   Batch empty;
   empty.clear();
-  empty.cu_seqlens = {0};
   const auto nothing = accumulate(model, {empty});
   EXPECT_EQ(nothing.lm_loss, 0.0);
   EXPECT_EQ(nothing.aux_loss, 0.0);

@@ -43,7 +43,6 @@ inline ModelLimits small_limits(int64_t max_tokens = 640, int64_t max_seqlen = 5
 // and its length alone.
 inline Batch random_batch(const ModelConfig& config, const std::vector<int64_t>& lengths, uint64_t seed) {
   Batch batch;
-  batch.cu_seqlens.push_back(0);
   for (size_t b = 0; b < lengths.size(); ++b) {
     const Rng rng(seed, RngStream::kTest, static_cast<uint32_t>(b));
     auto token = [&](int64_t i) {
