@@ -13,6 +13,7 @@
 #include "biomoe/core/error.h"
 #include "biomoe/core/file.h"
 #include "biomoe/core/rng.h"
+#include "tests/test_folder.h"
 
 namespace biomoe {
 namespace {
@@ -23,20 +24,14 @@ using ::testing::HasSubstr;
 
 class Metrics : public ::testing::Test {
  protected:
-  Metrics() {
-    std::string pattern = (fs::temp_directory_path() / "biomoe_metrics_XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
-    path_ = folder_ / "metrics.jsonl";
-  }
-  ~Metrics() override { fs::remove_all(folder_); }
-
   std::string reopened(const std::string& text, int64_t last_step) {
     write_file_synced(path_, text);
     MetricsWriter writer(path_, last_step);
     return read_file(path_);
   }
 
-  fs::path folder_, path_;
+  const test::TempFolder folder_;
+  const fs::path path_ = folder_ / "metrics.jsonl";
 };
 
 TEST_F(Metrics, EachLineIsOnDiskWhenWriteReturns) {
@@ -118,7 +113,7 @@ TEST_F(Metrics, DamageBeforeAGoodLineIsNotOurs) {
 }
 
 TEST_F(Metrics, FailuresNameTheFile) {
-  EXPECT_THROW(MetricsWriter(folder_ / "none" / "metrics.jsonl", 0), Error);
+  EXPECT_THROW(MetricsWriter(folder_ / "none/metrics.jsonl", 0), Error);
   if (fs::exists("/dev/full")) {
     MetricsWriter writer(folder_ / "metrics.jsonl", 0);
     fs::remove(path_);

@@ -6,17 +6,15 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <string>
 
 #include "biomoe/core/error.h"
 #include "biomoe/core/file.h"
+#include "tests/test_folder.h"
 
 namespace biomoe {
 namespace {
-
-namespace fs = std::filesystem;
 
 TEST(Crc32c, KnownValues) {
   // RFC 3720, appendix B.4, and the check value of the CRC catalogue.
@@ -123,19 +121,11 @@ std::vector<std::string> records_of(const std::string& file) {
   return records;
 }
 
-struct Events : ::testing::Test {
-  Events() {
-    std::string pattern = (fs::temp_directory_path() / "biomoe_events_XXXXXX").string();
-    folder = mkdtemp(pattern.data());
-  }
-  ~Events() override { fs::remove_all(folder); }
-  fs::path folder;
-};
-
-TEST_F(Events, AFileReadsBackAsWhatWasWritten) {
+TEST(Events, AFileReadsBackAsWhatWasWritten) {
+  const test::TempFolder folder;
   std::string text;
   {
-    EventWriter writer(folder, 0);
+    EventWriter writer(folder.path(), 0);
     EXPECT_EQ(writer.path().filename().string().rfind("events.out.tfevents.", 0), 0u);
     writer.write(7, {{"loss", 1.25}, {"expert_load/0/max", 1e30}, {"odd", std::nan("")}});
     writer.write(int64_t{1} << 40, {});
@@ -164,8 +154,9 @@ TEST_F(Events, AFileReadsBackAsWhatWasWritten) {
   EXPECT_EQ(as<uint64_t>(fields_of(records[2]).find(2)->second), uint64_t{1} << 40);
 }
 
-TEST_F(Events, AResumedRunTellsTensorBoardToForgetLaterSteps) {
-  const EventWriter writer(folder, 30);
+TEST(Events, AResumedRunTellsTensorBoardToForgetLaterSteps) {
+  const test::TempFolder folder;
+  const EventWriter writer(folder.path(), 30);
   const auto records = records_of(read_file(writer.path()));
   ASSERT_EQ(records.size(), 2u);
   auto event = fields_of(records[1]);
@@ -174,7 +165,8 @@ TEST_F(Events, AResumedRunTellsTensorBoardToForgetLaterSteps) {
   EXPECT_EQ(as<uint64_t>(session.find(1)->second), 1u) << "SessionLog.START";
 }
 
-TEST_F(Events, FailuresNameTheFile) {
+TEST(Events, FailuresNameTheFile) {
+  const test::TempFolder folder;
   try {
     EventWriter writer(folder / "none", 0);
     FAIL() << "a missing folder went unnoticed";

@@ -1,10 +1,9 @@
-// Helpers of the checkpoint tests: temporary folders, hand-made safetensors files, errors as text.
+// Helpers of the checkpoint tests: hand-made safetensors files, errors as text.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -15,28 +14,11 @@
 #include "biomoe/core/error.h"
 #include "biomoe/core/rng.h"
 #include "biomoe/model/model_config.h"
+#include "tests/test_folder.h"
 
 namespace biomoe::testing {
 
-// A folder that is removed at the end of the test.
-class TempFolder {
- public:
-  TempFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "biomoe_checkpoint_XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TempFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+using test::TempFolder;
 
 inline void write_bytes(const std::filesystem::path& path, const std::string& bytes) {
   std::ofstream file(path, std::ios::binary);

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "biomoe/core/file.h"
+#include "tests/test_folder.h"
 #include "tests/unit/config/sample_config.h"
 
 namespace biomoe {
@@ -18,12 +19,9 @@ using ::testing::HasSubstr;
 class LoadConfig : public ::testing::Test {
  protected:
   LoadConfig() {
-    std::string pattern = (fs::temp_directory_path() / "biomoe_config_XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
     source_.search_path = {folder_ / "configs", folder_ / "share"};
     for (const auto& path : source_.search_path) fs::create_directories(path);
   }
-  ~LoadConfig() override { fs::remove_all(folder_); }
 
   void put(const std::string& name, const std::string& text) { replace_file(folder_ / name, text); }
   ResolvedConfig<SampleConfig> load(const std::string& name, std::vector<std::string> overrides = {}) {
@@ -35,7 +33,7 @@ class LoadConfig : public ::testing::Test {
     return user_message([&] { load(name); });
   }
 
-  fs::path folder_;
+  const test::TempFolder folder_;
   ConfigSource source_;
 };
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "biomoe/core/error.h"
+#include "tests/test_folder.h"
 
 namespace biomoe {
 namespace {
@@ -14,12 +15,6 @@ namespace fs = std::filesystem;
 
 class File : public ::testing::Test {
  protected:
-  File() {
-    std::string pattern = (fs::temp_directory_path() / "biomoe_file_XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
-  }
-  ~File() override { fs::remove_all(folder_); }
-
   template <typename Action>
   static Error error_of(Action action) {
     try {
@@ -31,7 +26,7 @@ class File : public ::testing::Test {
     return Error(ErrorKind::kFailure, "");
   }
 
-  fs::path folder_;
+  const test::TempFolder folder_;
 };
 
 TEST_F(File, BytesComeBackAsTheyWere) {
@@ -49,7 +44,7 @@ TEST_F(File, WhatIsNoReadableFileIsTheUsersError) {
   write_file_synced(folder_ / "big", "12345");
   EXPECT_EQ(read_file(folder_ / "big", 5), "12345");
   for (const Error& error :
-       {error_of([&] { read_file(folder_ / "none"); }), error_of([&] { read_file(folder_); }),
+       {error_of([&] { read_file(folder_ / "none"); }), error_of([&] { read_file(folder_.path()); }),
         error_of([&] { read_file("/dev/null"); }), error_of([&] { read_file(folder_ / "big", 4); })}) {
     EXPECT_EQ(error.kind(), ErrorKind::kUser) << error.what();
   }
@@ -63,11 +58,11 @@ TEST_F(File, ReplacingIsARenameAndLeavesNothingBehind) {
   replace_file(folder_ / "a", "new");
   EXPECT_EQ(read_file(folder_ / "a"), "new");
   EXPECT_EQ(read_file(folder_ / "old"), "old") << "the old file was written over";
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 2);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_.path()), fs::directory_iterator()), 2);
 }
 
 TEST_F(File, FailedWritesNameThePathAndLeaveTheOldFile) {
-  const Error missing = error_of([&] { write_file_synced(folder_ / "none" / "a", "x"); });
+  const Error missing = error_of([&] { write_file_synced(folder_ / "none/a", "x"); });
   EXPECT_EQ(missing.kind(), ErrorKind::kFailure);
   EXPECT_NE(std::string(missing.what()).find("none/a: "), std::string::npos);
   EXPECT_EQ(error_of([&] { sync_folder(folder_ / "none"); }).kind(), ErrorKind::kFailure);

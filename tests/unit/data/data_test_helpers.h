@@ -1,11 +1,6 @@
 // Shared by the tests of biomoe/data.
 #pragma once
 
-#include <unistd.h>
-
-#include <atomic>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +9,7 @@
 #include "biomoe/core/rng.h"
 #include "biomoe/data/sequence_reader.h"
 #include "biomoe/data/sequence_store.h"
+#include "tests/test_folder.h"
 
 namespace biomoe::test {
 
@@ -28,32 +24,6 @@ struct Collected : SequenceSink {
   }
   void append(std::string_view symbols) override { sequences.back() += symbols; }
   void end_record() override { ++ended; }
-};
-
-// A folder of its own, removed at the end.
-class TempFolder {
- public:
-  TempFolder() {
-    static std::atomic<int> counter{0};
-    path_ = std::filesystem::temp_directory_path() /
-            ("biomoe_data_test_" + std::to_string(getpid()) + "_" + std::to_string(counter++));
-    std::filesystem::create_directories(path_);
-  }
-  ~TempFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-  std::string write(const std::string& name, std::string_view bytes) const {
-    const std::string file = (path_ / name).string();
-    std::ofstream(file, std::ios::binary) << bytes;
-    return file;
-  }
-
- private:
-  std::filesystem::path path_;
 };
 
 // Records given as text.
