@@ -1,8 +1,5 @@
 #include "biomoe/train/trainer.h"
 
-#include <unistd.h>
-
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -23,22 +20,6 @@ void note(const std::string& line) {
 
 nlohmann::json model_json(const ModelConfig& config) {
   return hf_config_json(config, {.bos = std::nullopt, .eos = {}, .pad = std::nullopt}, DType::kF32);
-}
-
-// metrics.jsonl holds steps up to the one a run resumes from; later lines and a torn last one go.
-void trim_metrics(const fs::path& path, int64_t last_step) {
-  std::error_code error;
-  if (!fs::exists(path, error)) return;
-  const std::string text = read_file(path);
-  std::string kept;
-  size_t begin = 0;
-  for (size_t end = text.find('\n'); end != std::string::npos;
-       begin = end + 1, end = text.find('\n', begin)) {
-    const std::string line = text.substr(begin, end - begin);
-    const nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
-    if (json.is_object() && json.value("step", int64_t{0}) <= last_step) kept += line + "\n";
-  }
-  if (kept.size() != text.size()) replace_file(path, kept);
 }
 
 }  // namespace
@@ -131,6 +112,8 @@ void Trainer::resume() {
   optimizer_->set_steps(state.optimizer_step);
   loader_->seek({state.data.value("sample", int64_t{0}), state.data.value("micro_batch", int64_t{0})});
   tokens_seen_ = state.extra.value("tokens", int64_t{0});
+  loss_ = state.extra.value("loss", 0.0);
+  masked_before_ = mask_counts_from(state.extra.value("masked", nlohmann::json::object()));
   note(fmt::format("resuming from {} at step {}", latest->path.string(), step_));
 }
 
@@ -142,14 +125,14 @@ nlohmann::json Trainer::state() const {
   state.data = {{"sample", loader_->position().sample}, {"micro_batch", loader_->position().micro_batch}};
   state.model = model_json(config_.model);
   state.config_yaml = to_yaml(config_);
-  state.extra = {{"tokens", tokens_seen_}};
+  state.extra = {{"tokens", tokens_seen_}, {"loss", loss_}, {"masked", mask_counts_json(mask_counts())}};
   return state.to_json();
 }
 
-void Trainer::load_batches() {
-  const double begin = now_seconds();
-  for (Batch& batch : micro_batches_) loader_->next(batch);
-  clock_.data_seconds += now_seconds() - begin;
+MaskCounts Trainer::mask_counts() const {
+  MaskCounts counts = masked_before_;
+  counts += loader_->counts();
+  return counts;
 }
 
 void Trainer::save() {
@@ -167,112 +150,83 @@ Evaluation Trainer::validate(int64_t max_batches) {
                   validation_loader_options(config_.dataset), {.max_batches = max_batches, .progress = {}});
 }
 
-void Trainer::log_step(const StepResult& result, double lr) {
-  const RoutingStats routing = model_->routing();
-  nlohmann::json load = nlohmann::json::array();
-  const int64_t experts = config_.model.num_local_experts;
-  for (int64_t layer = 0; layer < config_.model.num_hidden_layers; ++layer) {
-    const int64_t* counts = routing.counts_LE.i64() + layer * experts;
-    const double mean = static_cast<double>(result.tokens * config_.model.num_experts_per_tok) /
-                        static_cast<double>(std::max<int64_t>(1, experts));
-    load.push_back({{"max", *std::max_element(counts, counts + experts)},
-                    {"mean", mean},
-                    {"min", *std::min_element(counts, counts + experts)}});
+void Trainer::train_one_step(RunLog& log) {
+  const double data_begin = now_seconds();
+  for (Batch& batch : micro_batches_) loader_->next(batch);
+  const double step_begin = now_seconds();
+  if (!first_step_seconds_) {
+    first_step_seconds_ = step_begin - started_seconds_;
+    log.print_line(fmt::format("first step after {:.2f} s", *first_step_seconds_));
   }
-  const double steps = static_cast<double>(std::max<int64_t>(1, clock_.steps));
-  const double tokens_per_s = static_cast<double>(clock_.tokens) / std::max(1e-9, clock_.step_seconds);
-  const MaskCounts& masked = loader_->counts();
-  const nlohmann::json line = {{"step", step_},
-                               {"tokens", tokens_seen_},
-                               {"loss", result.loss},
-                               {"lm_loss", result.lm_loss},
-                               {"nats_per_base", result.nats_per_target},
-                               {"lr", lr},
-                               {"grad_norm", result.grad_norm},
-                               {"tokens_per_s", tokens_per_s},
-                               {"tflops", clock_.flops / std::max(1e-9, clock_.step_seconds) * 1e-12},
-                               {"mfu", nullptr},
-                               {"step_ms", clock_.step_seconds / steps * 1e3},
-                               {"data_ms", clock_.data_seconds / steps * 1e3},
-                               {"aux_loss", result.aux_loss},
-                               {"z_loss", result.z_loss},
-                               {"targets", result.targets},
-                               {"expert_load", load},
-                               {"masked",
-                                {{"degenerate", masked.degenerate_masked},
-                                 {"soft_masked", masked.soft_masked},
-                                 {"n_run_skipped", masked.n_run_skipped},
-                                 {"reverse_complemented", masked.reverse_complemented}}}};
-  const std::string text = line.dump() + "\n";
-  if (std::fwrite(text.data(), 1, text.size(), metrics_) != text.size() || std::fflush(metrics_) != 0) {
-    throw failure("{}/metrics.jsonl: cannot write", config_.run_dir);
+  const double lr = scheduled_lr(config_.schedule, config_.adamw.lr, config_.num_train_steps, step_);
+  const StepResult result = train_step(*model_, *optimizer_, micro_batches_,
+                                       {.step = step_ + 1,
+                                        .lr = lr,
+                                        .max_grad_norm = config_.max_grad_norm,
+                                        .poison_activations = config_.poison_activations});
+  const double step_end = now_seconds();
+  ++step_;
+  tokens_seen_ += result.tokens;
+  loss_ = result.loss;
+  StepRecord record{.step = step_,
+                    .tokens = tokens_seen_,
+                    .lr = lr,
+                    .step_seconds = step_end - step_begin,
+                    .data_seconds = step_begin - data_begin};
+  for (const Batch& batch : micro_batches_)
+    record.flops += step_flops(config_.model, model_->parameters(), batch);
+  log.step(record, result, model_->routing(), mask_counts());
+}
+
+void Trainer::train(RunLog& log) {
+  const auto due = [this](int64_t every) { return every > 0 && step_ % every == 0; };
+  while (step_ < config_.num_train_steps) {
+    train_one_step(log);
+    const bool last = step_ == config_.num_train_steps;  // then all of it is validated after the save
+    if (dataset_.validation && due(config_.validation.every_n_steps) && !last) {
+      const Evaluation validation = validate(config_.validation.max_batches);
+      log.validation(step_, validation);
+      log.print_line(fmt::format("step {}  validation {:.4f} nats/base", step_, validation.nats_per_base()));
+    }
+    if (due(config_.checkpoint.save_every_n_steps)) save();
   }
-  const double left = static_cast<double>(config_.num_train_steps - step_) * clock_.step_seconds / steps;
-  const bool terminal = isatty(fileno(stdout));
-  fmt::print("{}step {}/{}  loss {:.4f}  nats/base {:.4f}  lr {:.2e}  {:.0f} tokens/s  ETA {:.0f} s {}",
-             terminal ? "\r" : "", step_, config_.num_train_steps, result.loss, result.nats_per_target, lr,
-             tokens_per_s, left, terminal ? "  " : "\n");
-  std::fflush(stdout);
-  clock_ = {};
+  log.finish(step_);
+}
+
+void Trainer::prepare_folder() const {
+  std::error_code error;
+  fs::create_directories(config_.run_dir, error);
+  if (error) throw user_error("run_dir={}: cannot create the folder: {}", config_.run_dir, error.message());
+  replace_file(fs::path(config_.run_dir) / "config.yaml", to_yaml(resolved_));
 }
 
 TrainSummary Trainer::run() {
-  const fs::path folder(config_.run_dir);
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw user_error("run_dir={}: cannot create the folder: {}", config_.run_dir, error.message());
-  replace_file(folder / "config.yaml", to_yaml(resolved_));
-  trim_metrics(folder / "metrics.jsonl", step_);
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> metrics(
-      std::fopen((folder / "metrics.jsonl").c_str(), "a"), std::fclose);
-  if (!metrics) throw user_error("run_dir={}: cannot open metrics.jsonl for writing", config_.run_dir);
-  metrics_ = metrics.get();
+  const double begin = now_seconds();
+  prepare_folder();
   fmt::print("{}", dataset_.report.text());
   fmt::print("{} parameters, {} active a token; {} threads\n", model_->parameters().num_parameters(),
              model_->parameters().num_active_parameters(), model_->limits().num_threads);
   if (config_.checkpoint.async_save && config_.checkpoint.save_every_n_steps > 0) {
     saver_ = std::make_unique<AsyncSaver>(*store_, checkpoint_groups(*model_, optimizer_.get()));
   }
-  const double begin = now_seconds();
-  TrainSummary summary;
-  if (step_ >= config_.num_train_steps) fmt::print("training is complete at step {}\n", step_);
-  while (step_ < config_.num_train_steps) {
-    load_batches();
-    const double step_begin = now_seconds();
-    const double lr = scheduled_lr(config_.schedule, config_.adamw.lr, config_.num_train_steps, step_);
-    const StepResult result = train_step(*model_, *optimizer_, micro_batches_,
-                                         {.step = step_ + 1,
-                                          .lr = lr,
-                                          .max_grad_norm = config_.max_grad_norm,
-                                          .poison_activations = config_.poison_activations});
-    if (first_step_seconds_ == 0) first_step_seconds_ = step_begin - started_seconds_;
-    clock_.step_seconds += now_seconds() - step_begin;
-    ++clock_.steps;
-    ++step_;
-    tokens_seen_ += result.tokens;
-    clock_.tokens += result.tokens;
-    for (const Batch& batch : micro_batches_)
-      clock_.flops += step_flops(config_.model, model_->parameters(), batch);
-    summary.final_loss = result.loss;
-    if (step_ % config_.logger.frequency == 0 || step_ == config_.num_train_steps || step_ == 1)
-      log_step(result, lr);
-    const bool last = step_ == config_.num_train_steps;
-    if (config_.validation.every_n_steps > 0 && step_ % config_.validation.every_n_steps == 0 && !last &&
-        dataset_.validation) {
-      fmt::print("\nstep {}  validation {:.4f} nats/base\n", step_,
-                 validate(config_.validation.max_batches).nats_per_base());
-    }
-    if (config_.checkpoint.save_every_n_steps > 0 && step_ % config_.checkpoint.save_every_n_steps == 0)
-      save();
+  std::optional<RunLog> log;
+  if (step_ < config_.num_train_steps) {
+    log.emplace(config_.run_dir, step_, config_.num_train_steps, config_.logger.frequency);
+    train(*log);
+  } else {
+    fmt::print("training is complete at step {}\n", step_);
   }
-  fmt::print("\n");
   if (config_.checkpoint.save_final_model) save();
   if (saver_) saver_->wait();
+  TrainSummary summary;
   if (const auto latest = store_->latest()) summary.checkpoint = latest->path.string();
-  if (dataset_.validation) summary.validation = validate(0);
+  if (dataset_.validation) {
+    summary.validation = validate(0);
+    if (log) log->validation(step_, *summary.validation);
+  }
   summary.steps = step_;
+  summary.final_loss = loss_;
   write_summary(summary, now_seconds() - begin);
-  metrics_ = nullptr;
   return summary;
 }
 
@@ -284,9 +238,10 @@ void Trainer::write_summary(const TrainSummary& summary, double seconds) const {
                          {"active_parameters", model_->parameters().num_active_parameters()},
                          {"final_loss", summary.final_loss},
                          {"seconds", seconds},
-                         {"first_step_after_seconds", first_step_seconds_},
+                         {"first_step_after_seconds", nullptr},
                          {"checkpoint", summary.checkpoint},
                          {"data", dataset_.report.json()}};
+  if (first_step_seconds_) json["first_step_after_seconds"] = *first_step_seconds_;
   if (summary.validation) {
     json["validation"] = {{"bases", summary.validation->bases},
                           {"nats_per_base", summary.validation->nats_per_base()},

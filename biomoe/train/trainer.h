@@ -14,6 +14,7 @@
 #include "biomoe/optim/optimizer.h"
 #include "biomoe/train/evaluation.h"
 #include "biomoe/train/run_config.h"
+#include "biomoe/train/run_log.h"
 #include "biomoe/train/train_step.h"
 
 namespace biomoe {
@@ -42,16 +43,11 @@ class Trainer {
   TrainSummary run();
 
  private:
-  struct Clock {
-    double step_seconds = 0;
-    double data_seconds = 0;
-    int64_t tokens = 0;
-    double flops = 0;
-    int64_t steps = 0;
-  };
   void resume();
-  void load_batches();
-  void log_step(const StepResult& result, double lr);
+  void prepare_folder() const;
+  void train(RunLog& log);
+  void train_one_step(RunLog& log);
+  MaskCounts mask_counts() const;  // since the start of training
   void save();
   nlohmann::json state() const;
   Evaluation validate(int64_t max_batches);
@@ -69,10 +65,10 @@ class Trainer {
   int64_t step_ = 0;  // steps done
   int64_t tokens_seen_ = 0;
   int64_t saved_step_ = -1;
-  Clock clock_;
+  double loss_ = 0;           // of the last step done
+  MaskCounts masked_before_;  // of the run that this one resumes
   double started_seconds_ = 0;
-  double first_step_seconds_ = 0;
-  std::FILE* metrics_ = nullptr;
+  std::optional<double> first_step_seconds_;  // from the start of the process
 };
 
 // Seconds of a monotonic clock.
