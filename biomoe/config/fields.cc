@@ -214,6 +214,7 @@ struct TypeName {
   std::string operator()(std::string*) const { return "text"; }
   std::string operator()(std::vector<std::string>*) const { return "list of text"; }
   std::string operator()(std::vector<double>*) const { return "list of numbers"; }
+  std::string operator()(std::optional<bool>*) const { return "true, false or null"; }
   std::string operator()(std::optional<int64_t>*) const { return "integer or null"; }
   std::string operator()(std::optional<double>*) const { return "number or null"; }
   std::string operator()(std::optional<std::string>*) const { return "text or null"; }

@@ -23,9 +23,9 @@ struct ChoiceRef {
   void (*set)(void* member, size_t value);
 };
 
-using FieldRef =
-    std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*, std::vector<double>*,
-                 std::optional<int64_t>*, std::optional<double>*, std::optional<std::string>*, ChoiceRef>;
+using FieldRef = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*,
+                              std::vector<double>*, std::optional<bool>*, std::optional<int64_t>*,
+                              std::optional<double>*, std::optional<std::string>*, ChoiceRef>;
 
 struct Field {
   std::string key;  // dotted, from the top

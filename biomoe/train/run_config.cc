@@ -47,6 +47,15 @@ int resolved_threads(int64_t num_threads) {
   return std::max(1, CPU_COUNT(&set));
 }
 
+bool resolved_poison_activations(const std::optional<bool>& value) {
+#ifdef NDEBUG
+  constexpr bool kDebugBuild = false;
+#else
+  constexpr bool kDebugBuild = true;
+#endif
+  return value.value_or(kDebugBuild);
+}
+
 ResolvedConfig<RunConfig> load_run_config(const ConfigSource& source) {
   const ConfigNode tree = load_config(source);
   RunConfig defaults;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "biomoe/config/config.h"
@@ -38,7 +39,7 @@ struct LoggerConfig {
   int64_t frequency = 10;
   template <typename Visitor>
   void visit(Visitor& v) {
-    v.field("frequency", frequency, "steps between lines of metrics.jsonl");
+    v.field("frequency", frequency, "steps between lines of metrics.jsonl and TensorBoard events");
   }
 };
 
@@ -66,7 +67,7 @@ struct RunConfig {
   DeviceChoice device = DeviceChoice::kAuto;
   int64_t num_threads = 0;
   int64_t recompute_layers = 0;
-  bool poison_activations = false;
+  std::optional<bool> poison_activations;
   DataConfig dataset;
   AdamwConfig adamw;
   ScheduleConfig schedule;
@@ -78,7 +79,8 @@ struct RunConfig {
 
   template <typename Visitor>
   void visit(Visitor& v) {
-    v.field("run_dir", run_dir, "folder of the run: config.yaml, metrics.jsonl, checkpoints, summary.json");
+    v.field("run_dir", run_dir,
+            "folder of the run: config.yaml, metrics.jsonl, TensorBoard events, checkpoints, summary.json");
     v.field(
         "config_name_or_path", config_name_or_path,
         "folder with a Hugging Face config.json that config_kwargs starts from; empty: the defaults below");
@@ -93,9 +95,11 @@ struct RunConfig {
     v.choice("device", device, kDeviceChoiceNames, "where to run");
     v.field("num_threads", num_threads, "CPU threads; 0: all that this process may use");
     v.field("recompute_layers", recompute_layers,
-            "layers that keep only their input and run again in backward");
+            "the first layers that keep only their input and run again in backward; they share one layer's "
+            "memory, so memory is saved from 2 on (1 saves none)");
     v.field("poison_activations", poison_activations,
-            "fill activation memory with NaN before every step (debugging)");
+            "fill activation memory with NaN before every step, so that a value read before it is written "
+            "shows; null: true in debug builds (without NDEBUG), false in others");
     v.section("dataset", dataset);
     v.section("adamw_kwargs", adamw);
     v.section("lr_scheduler_kwargs", schedule);
@@ -107,6 +111,9 @@ struct RunConfig {
 
 // Threads that num_threads stands for on this machine.
 int resolved_threads(int64_t num_threads);
+
+// What poison_activations stands for in this build.
+bool resolved_poison_activations(const std::optional<bool>& value);
 
 // Loads and resolves; config_name_or_path's config.json lies under config_kwargs.
 ResolvedConfig<RunConfig> load_run_config(const ConfigSource& source);

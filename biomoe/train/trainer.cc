@@ -159,11 +159,12 @@ void Trainer::train_one_step(RunLog& log) {
     log.print_line(fmt::format("first step after {:.2f} s", *first_step_seconds_));
   }
   const double lr = scheduled_lr(config_.schedule, config_.adamw.lr, config_.num_train_steps, step_);
-  const StepResult result = train_step(*model_, *optimizer_, micro_batches_,
-                                       {.step = step_ + 1,
-                                        .lr = lr,
-                                        .max_grad_norm = config_.max_grad_norm,
-                                        .poison_activations = config_.poison_activations});
+  const StepResult result =
+      train_step(*model_, *optimizer_, micro_batches_,
+                 {.step = step_ + 1,
+                  .lr = lr,
+                  .max_grad_norm = config_.max_grad_norm,
+                  .poison_activations = resolved_poison_activations(config_.poison_activations)});
   const double step_end = now_seconds();
   ++step_;
   tokens_seen_ += result.tokens;

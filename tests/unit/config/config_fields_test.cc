@@ -23,6 +23,7 @@ name: ecoli
 head_dim: 64
 clip: null
 note: some words
+checked: false
 dataset:
   path: [a.fa, "b c.fa"]
   betas: [0.5, 1, 2.5e-1]
@@ -37,6 +38,7 @@ dataset:
   EXPECT_EQ(config.head_dim, 64);
   EXPECT_EQ(config.clip, std::nullopt);
   EXPECT_EQ(config.note, "some words");
+  EXPECT_EQ(config.checked, false);
   EXPECT_THAT(config.dataset.path, ElementsAre("a.fa", "b c.fa"));
   EXPECT_THAT(config.dataset.betas, ElementsAre(0.5, 1.0, 0.25));
   EXPECT_EQ(config.dataset.colour, Colour::kDarkBlue);

@@ -20,6 +20,7 @@ void expect_same(const SampleConfig& a, const SampleConfig& b) {
   EXPECT_EQ(a.head_dim, b.head_dim);
   EXPECT_EQ(a.clip, b.clip);
   EXPECT_EQ(a.note, b.note);
+  EXPECT_EQ(a.checked, b.checked);
   EXPECT_EQ(a.dataset.path, b.dataset.path);
   EXPECT_EQ(a.dataset.betas, b.dataset.betas);
   EXPECT_EQ(a.dataset.max_seq_length, b.dataset.max_seq_length);
@@ -116,7 +117,7 @@ TEST(Print, EveryNumberSurvives) {
 
 TEST(Print, AResolvedFileResolvesToItself) {
   const SampleConfig config =
-      from_overrides({"note='null'", "clip=null", "dataset.colour=dark_blue", "name=a: b"});
+      from_overrides({"note='null'", "clip=null", "dataset.colour=dark_blue", "name=a: b", "checked=true"});
   const std::string once = to_yaml(config);
   EXPECT_EQ(to_yaml(from_yaml(once)), once);
   const std::string with_origins = to_yaml(resolve<SampleConfig>(parse_yaml(once, "odd\nname # x.yaml")));
@@ -128,6 +129,7 @@ TEST(Print, TheReferenceListsEveryKey) {
   EXPECT_THAT(text,
               HasSubstr("## Top level\n\n| key | type | default | meaning |\n| --- | --- | --- | --- |\n"
                         "| `steps` | integer | `10` | optimiser steps |\n"));
+  EXPECT_THAT(text, HasSubstr("| `checked` | true, false or null | `null` | yes, no or not said |\n"));
   EXPECT_THAT(text, HasSubstr("\n## `dataset`\n"));
   EXPECT_THAT(text, HasSubstr("| `betas` | list of numbers | `[0.9, 0.95]` | decay rates |\n"));
   EXPECT_THAT(text, HasSubstr("| `colour` | red, green or dark_blue | `red` | a colour |\n"));

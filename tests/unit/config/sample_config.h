@@ -53,6 +53,7 @@ struct SampleConfig {
   std::optional<int64_t> head_dim;
   std::optional<double> clip = 1.0;
   std::optional<std::string> note;
+  std::optional<bool> checked;
   SectionSample dataset;
   template <typename Visitor>
   void visit(Visitor& v) {
@@ -63,6 +64,7 @@ struct SampleConfig {
     v.field("head_dim", head_dim, "head width");
     v.field("clip", clip, "largest norm");
     v.field("note", note, "free text");
+    v.field("checked", checked, "yes, no or not said");
     v.section("dataset", dataset);
   }
 };
