@@ -2,6 +2,18 @@
 #include "apps/config_options.h"
 
 namespace biomoe::apps {
+namespace {
+
+// docs/configuration.md, whole.
+void print_reference() {
+  fmt::print(
+      "# Configuration reference\n\n"
+      "Made by `biomoe config --reference`. Any key can be set in a YAML file or on the command line as "
+      "`key=value` (`section.key=value`).\n\n{}",
+      config_reference<RunConfig>());
+}
+
+}  // namespace
 
 void add_config(CLI::App& app) {
   CLI::App* command =
@@ -10,7 +22,11 @@ void add_config(CLI::App& app) {
   auto reference = std::make_shared<bool>(false);
   command->add_flag("--reference", *reference, "print the reference of all keys instead (Markdown)");
   command->callback([options, reference] {
-    fmt::print("{}", *reference ? config_reference<RunConfig>() : to_yaml(options->load()));
+    if (*reference) {
+      print_reference();
+    } else {
+      fmt::print("{}", to_yaml(options->load()));
+    }
   });
 }
 
