@@ -1,0 +1,285 @@
+#include "biomoe/train/trainer.h"
+
+#include <gmock/gmock.h>
+
+#include "biomoe/train/loaded_model.h"
+#include "tests/train/trainer_test_util.h"
+
+namespace biomoe {
+namespace {
+
+namespace fs = std::filesystem;
+using test::message_of;
+using test::metrics;
+using test::saved_steps;
+using test::TempFolder;
+using test::tensor_files;
+using test::tiny_run;
+using test::train;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Both runs left the same, bit for bit: weights, moments and every figure that is not a time.
+void expect_same_run(const RunConfig& a, const RunConfig& b, int64_t step) {
+  EXPECT_TRUE(tensor_files(a, step) == tensor_files(b, step)) << "checkpoints of step " << step;
+  EXPECT_EQ(metrics(a), metrics(b));
+}
+
+TEST(Trainer, TheSameSeedGivesTheSameRunBitForBit) {
+  const TempFolder first, second, third;
+  RunConfig a = tiny_run(first), b = tiny_run(second), c = tiny_run(third);
+  c.seed = 6;
+  for (const RunConfig* config : {&a, &b, &c}) train(*config);
+  expect_same_run(a, b, 7);
+  ASSERT_EQ(metrics(a).size(), 7u);
+  EXPECT_NE(metrics(a), metrics(c)) << "another seed";
+  EXPECT_FALSE(tensor_files(a, 7) == tensor_files(c, 7));
+}
+
+TEST(Trainer, TheOrderOfBatchesDoesNotDependOnLoaderThreads) {
+  const TempFolder reference_folder;
+  RunConfig reference = tiny_run(reference_folder);
+  reference.dataset.num_workers = 0;
+  train(reference);
+  for (const int64_t workers : {1, 8}) {
+    const TempFolder folder;
+    RunConfig config = tiny_run(folder);
+    config.dataset.num_workers = workers;
+    train(config);
+    expect_same_run(reference, config, 7);
+  }
+}
+
+// Saved at step 3 in the middle of an epoch, gone on to step 5, stopped there without a save; started again.
+TEST(Trainer, AResumedRunIsTheUninterruptedRunBitForBit) {
+  for (const bool async_save : {false, true}) {
+    const TempFolder whole_folder, stopped_folder;
+    RunConfig whole = tiny_run(whole_folder), stopped = tiny_run(stopped_folder);
+    for (RunConfig* config : {&whole, &stopped}) {
+      config->checkpoint.async_save = async_save;
+      config->checkpoint.save_every_n_steps = 3;
+    }
+    train(whole);
+    stopped.num_train_steps = 5;
+    stopped.checkpoint.save_final_model = false;
+    train(stopped);
+    EXPECT_THAT(saved_steps(stopped), ElementsAre(3));
+    EXPECT_EQ(metrics(stopped).size(), 5u);
+    const auto header = read_checkpoint_header(test::step_folder(stopped, 3));
+    const Dataset dataset = open_dataset(stopped.dataset);
+    const int64_t windows = dataset.train->windows.num_windows();
+    const int64_t sample = TrainingState::from_json(header.state, "state").data["sample"].get<int64_t>();
+    EXPECT_GT(sample, 0);
+    EXPECT_NE(sample % windows, 0) << "the save should fall inside an epoch";
+    stopped.num_train_steps = whole.num_train_steps;
+    stopped.checkpoint.save_final_model = true;
+    train(stopped);
+    EXPECT_GT(TrainingState::from_json(read_checkpoint_header(test::step_folder(stopped, 7)).state, "state")
+                  .data["sample"]
+                  .get<int64_t>(),
+              windows)
+        << "the run should go past the epoch";
+    expect_same_run(whole, stopped, 7);
+    EXPECT_EQ(test::summary(whole)["final_loss"], test::summary(stopped)["final_loss"]);
+  }
+}
+
+TEST(Trainer, AFinishedRunIsLeftAsItIs) {
+  const TempFolder folder;
+  RunConfig config = tiny_run(folder);
+  config.dataset.validation_fraction = 0.2;
+  train(config);
+  const auto lines = metrics(config);
+  const auto files = tensor_files(config, 7);
+  const auto before = test::summary(config);
+  const auto again = train(config);
+  EXPECT_THAT(again.output, HasSubstr("training is complete at step 7"));
+  EXPECT_EQ(metrics(config), lines);
+  EXPECT_TRUE(tensor_files(config, 7) == files);
+  const auto after = test::summary(config);
+  for (const char* key : {"steps", "tokens", "final_loss", "validation", "checkpoint"}) {
+    EXPECT_EQ(after[key], before[key]) << key;
+  }
+  EXPECT_TRUE(after["first_step_after_seconds"].is_null()) << "no step was made";
+}
+
+TEST(Trainer, MaxCheckpointsKeepsTheNewest) {
+  const TempFolder folder;
+  RunConfig config = tiny_run(folder);
+  config.checkpoint.save_every_n_steps = 1;
+  config.checkpoint.max_checkpoints = 2;
+  config.checkpoint.async_save = true;
+  const auto result = train(config);
+  EXPECT_THAT(saved_steps(config), ElementsAre(6, 7));
+  EXPECT_EQ(result.summary.checkpoint, test::step_folder(config, 7).string());
+}
+
+TEST(Trainer, DisagreementWithTheCheckpointIsRefused) {
+  const TempFolder folder;
+  const RunConfig config = tiny_run(folder);
+  train(config);
+  const auto files = tensor_files(config, 7);
+  const std::string place = test::step_folder(config, 7).string();
+  RunConfig other = config;
+  other.num_train_steps = 9;
+  other.model.intermediate_size = 40;
+  EXPECT_THAT(
+      message_of(ErrorKind::kUser, [&] { train(other); }),
+      AllOf(HasSubstr(place), HasSubstr("intermediate_size: the checkpoint has 24, this run has 40")));
+  other = config;
+  other.dataset.tokenizer_name_or_path = "nucleotide";
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { train(other); }),
+              AllOf(HasSubstr(place), HasSubstr("vocab_size")));
+  other = config;
+  other.checkpoint.resume_from_checkpoint = false;
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { train(other); }), HasSubstr("holds checkpoints already"));
+  EXPECT_TRUE(tensor_files(config, 7) == files);
+}
+
+TEST(Trainer, ANonFiniteLossStopsBeforeTheUpdate) {
+  for (const bool async_save : {false, true}) {
+    const TempFolder folder;
+    RunConfig config = tiny_run(folder);
+    config.checkpoint.save_every_n_steps = 2;
+    config.checkpoint.max_checkpoints = 0;
+    config.checkpoint.async_save = async_save;
+    config.num_train_steps = 2;
+    train(config);
+    const auto files = tensor_files(config, 2);
+    config.num_train_steps = 7;
+    config.schedule = {.num_warmup_steps = 0, .num_decay_steps = 0, .min_lr_ratio = 1.0};
+    config.adamw.lr = 1e38;  // the update of step 3 throws every weight far beyond what the passes can hold
+    const std::string message = message_of(ErrorKind::kFailure, [&] { train(config); });
+    EXPECT_THAT(message, AllOf(HasSubstr("step 4: the loss is not finite"),
+                               HasSubstr("the first value that is not is in "), HasSubstr("No update")));
+    EXPECT_THAT(saved_steps(config), ElementsAre(2));
+    EXPECT_TRUE(tensor_files(config, 2) == files);
+    EXPECT_TRUE(verify_checkpoint(test::step_folder(config, 2)).ok());
+    const auto lines = metrics(config);
+    ASSERT_EQ(lines.size(), 3u) << "steps 1 to 3";
+    EXPECT_EQ(lines.back()["step"], 3);
+  }
+}
+
+TEST(Trainer, ValidationInTheLoopIsThatOfEvaluateWithoutAuxiliaryLosses) {
+  const TempFolder folder;
+  RunConfig config = tiny_run(folder);
+  config.model.router_aux_loss_coef = 5.0;
+  config.model.router_z_loss_coef = 1.0;
+  config.dataset.validation_fraction = 0.3;
+  config.validation.every_n_steps = 3;
+  config.checkpoint.save_every_n_steps = 3;
+  config.checkpoint.max_checkpoints = 0;
+  const auto result = train(config);
+  const Dataset dataset = open_dataset(config.dataset);
+  std::vector<int64_t> validated;
+  for (const auto& line : metrics(config)) {
+    const auto step = line["step"].get<int64_t>();
+    if (!line.contains("val_nats_per_base")) {
+      const double auxiliary = 5.0 * line["aux_loss"].get<double>() + line["z_loss"].get<double>();
+      EXPECT_GT(auxiliary, 5.0);
+      EXPECT_DOUBLE_EQ(line["loss"].get<double>(), line["lm_loss"].get<double>() + auxiliary);
+      continue;
+    }
+    validated.push_back(step);
+    LoadedModel loaded = load_model(test::step_folder(config, step), {.num_threads = 2});
+    const Evaluation direct = evaluate(*loaded.model, dataset.validation, dataset.vocabulary,
+                                       validation_loader_options(config.dataset));
+    EXPECT_EQ(line["val_nats_per_base"].get<double>(), direct.nats_per_base()) << step;
+    EXPECT_EQ(line["val_bases"].get<int64_t>(), direct.bases);
+    EXPECT_LT(direct.nats_per_base(), 5.0) << "the auxiliary losses alone are more";
+  }
+  EXPECT_THAT(validated, ElementsAre(3, 6, 7));
+  EXPECT_EQ(metrics(config).back()["val_nats_per_base"].get<double>(),
+            result.summary.validation->nats_per_base());
+  EXPECT_THAT(result.output, HasSubstr("step 3  validation "));
+}
+
+TEST(Trainer, ValidationChangesNothingInTraining) {
+  const TempFolder with_folder, without_folder;
+  RunConfig with = tiny_run(with_folder), without = tiny_run(without_folder);
+  with.dataset.validation_fraction = without.dataset.validation_fraction = 0.3;
+  with.validation.every_n_steps = 1;
+  with.validation.max_batches = 1;
+  train(with);
+  train(without);
+  EXPECT_TRUE(tensor_files(with, 7) == tensor_files(without, 7));
+}
+
+TEST(Trainer, AValidationSetSmallerThanABatchIsScoredWhole) {
+  const TempFolder folder;
+  RunConfig config = tiny_run(folder);
+  config.dataset.validation_path = {folder.write("v.fa", ">v\nACGTNAC\n")};
+  const auto result = train(config);
+  ASSERT_TRUE(result.summary.validation);
+  EXPECT_EQ(result.summary.validation->bases, 6) << "all but N";
+  EXPECT_GT(result.summary.validation->nats_per_base(), 0.0);
+  EXPECT_LT(result.summary.validation->nats_per_base(), 5.0);
+}
+
+TEST(Trainer, MetricsHaveTheirFieldsAndEventsStandBeside) {
+  const TempFolder folder;
+  RunConfig config = tiny_run(folder);
+  config.logger.frequency = 3;
+  train(config);
+  const std::string text = read_file(fs::path(config.run_dir) / "metrics.jsonl");
+  std::vector<int64_t> steps;
+  for (const auto& line : metrics(config)) steps.push_back(line["step"].get<int64_t>());
+  EXPECT_THAT(steps, ElementsAre(1, 3, 6, 7));
+  const auto line = nlohmann::json::parse(text.substr(0, text.find('\n')));
+  for (const char* key : {"step", "tokens", "loss", "lm_loss", "nats_per_base", "lr", "grad_norm",
+                          "tokens_per_s", "tflops", "step_ms", "data_ms", "aux_loss", "z_loss", "targets"}) {
+    EXPECT_TRUE(line.contains(key) && line[key].is_number()) << key;
+  }
+  EXPECT_TRUE(line.contains("mfu"));
+  ASSERT_EQ(line["expert_load"].size(), 2u) << "one entry a layer";
+  for (const auto& load : line["expert_load"]) {
+    EXPECT_EQ(load["mean"].get<double>(), line["tokens"].get<double>() * 2 / 4);  // k = 2 of E = 4
+    EXPECT_GE(load["max"].get<double>(), load["mean"].get<double>());
+    EXPECT_LE(load["min"].get<double>(), load["mean"].get<double>());
+  }
+  const auto last = metrics(config).back();
+  EXPECT_GT(last["masked"]["degenerate"].get<int64_t>(), 0);
+  EXPECT_GT(last["masked"]["soft_masked"].get<int64_t>(), 0);
+  EXPECT_GT(last["masked"]["reverse_complemented"].get<int64_t>(), 0);
+  int64_t events = 0;
+  for (const auto& entry : fs::directory_iterator(config.run_dir)) {
+    if (entry.path().filename().string().rfind("events.out.tfevents.", 0) != 0) continue;
+    ++events;
+    EXPECT_THAT(read_file(entry.path()), AllOf(HasSubstr("nats_per_base"), HasSubstr("expert_load/1/max")));
+  }
+  EXPECT_EQ(events, 1);
+}
+
+TEST(Trainer, SummaryAndLogTellWhatTheRunDid) {
+  const TempFolder folder;
+  RunConfig config = tiny_run(folder);
+  config.dataset.validation_fraction = 0.2;
+  const auto result = train(config);
+  EXPECT_THAT(result.output, AllOf(HasSubstr("first step after "), HasSubstr("training  7/7 steps  100%"),
+                                   HasSubstr("2 threads")));
+  EXPECT_EQ(result.output.find("first step after"), result.output.rfind("first step after")) << "once";
+  const auto summary = test::summary(config);
+  const auto lines = metrics(config);
+  const auto last_step =
+      *std::find_if(lines.begin(), lines.end(), [](const auto& line) { return line["step"] == 7; });
+  EXPECT_EQ(summary["steps"], 7);
+  EXPECT_EQ(summary["tokens"], last_step["tokens"]);
+  EXPECT_EQ(summary["final_loss"], last_step["loss"]);
+  EXPECT_EQ(summary["checkpoint"], test::step_folder(config, 7).string());
+  EXPECT_EQ(summary["data"]["records"], 3);
+  EXPECT_GT(summary["parameters"], summary["active_parameters"]);
+  EXPECT_GT(summary["active_parameters"], 0);
+  EXPECT_TRUE(summary["version"].is_string());
+  EXPECT_GT(summary["seconds"].get<double>(), 0.0);
+  EXPECT_GT(summary["first_step_after_seconds"].get<double>(), 0.0);
+  EXPECT_LT(summary["first_step_after_seconds"].get<double>(), 60.0);
+  const auto& validation = summary["validation"];
+  EXPECT_GT(validation["bases"], 0);
+  EXPECT_DOUBLE_EQ(validation["bits_per_base"].get<double>(),
+                   validation["nats_per_base"].get<double>() / std::log(2.0));
+}
+
+}  // namespace
+}  // namespace biomoe
