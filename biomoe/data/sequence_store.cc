@@ -17,7 +17,7 @@ constexpr size_t kSpillChunkBytes = size_t{4} << 20;
 
 // Bases in memory or in a mapping, never both.
 struct Bases {
-  std::vector<char> memory;
+  GrowingBytes memory;
   void* mapping = nullptr;
   size_t mapped_bytes = 0;
 };
@@ -39,6 +39,10 @@ class ConcatenatedStore : public SequenceStore {
     return names_.substr(static_cast<size_t>(begin), static_cast<size_t>(name_ends_[index(record)] - begin));
   }
   int64_t length(int64_t record) const override { return ends_[index(record)] - start(ends_, record); }
+  size_t memory_bytes() const override {
+    return bases_.memory.size() + names_.capacity() +
+           (ends_.capacity() + name_ends_.capacity()) * sizeof(int64_t);
+  }
   void read(int64_t record, int64_t begin, int64_t count, uint8_t* out) const override {
     const int64_t size = length(record);
     BM_CHECK(begin >= 0 && count >= 0 && begin <= size && count <= size - begin,
@@ -89,7 +93,7 @@ void StoreBuilder::begin_record(std::string_view name) {
 }
 
 void StoreBuilder::append(std::string_view symbols) {
-  memory_.insert(memory_.end(), symbols.begin(), symbols.end());
+  memory_.append(symbols);
   bases_ += static_cast<int64_t>(symbols.size());
   const bool over = bases_ > options_.memory_limit_bytes;
   if (over && (memory_.size() >= kSpillChunkBytes || spill_fd_ < 0)) flush_to_spill();
@@ -110,9 +114,8 @@ void StoreBuilder::flush_to_spill() {
                     options_.spill_folder.string(), options_.memory_limit_bytes, std::strerror(errno));
     done += static_cast<size_t>(put);
   }
+  if (memory_.size() > 2 * kSpillChunkBytes) memory_.free();
   memory_.clear();
-  memory_.shrink_to_fit();
-  memory_.reserve(2 * kSpillChunkBytes);
 }
 
 std::unique_ptr<SequenceStore> StoreBuilder::finish() {
@@ -125,13 +128,13 @@ std::unique_ptr<SequenceStore> StoreBuilder::finish() {
     if (bases.mapping == MAP_FAILED) throw failure("cannot map {} bases: {}", bases_, std::strerror(errno));
     close(spill_fd_);
     spill_fd_ = -1;
-    memory_ = {};
+    memory_.free();
   } else {
     bases.memory = std::move(memory_);
   }
   auto store = std::make_unique<ConcatenatedStore>(std::move(bases), std::move(ends_), std::move(names_),
                                                    std::move(name_ends_));
-  memory_.clear();
+  memory_.free();
   ends_.clear();
   names_.clear();
   name_ends_.clear();

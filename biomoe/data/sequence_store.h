@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "biomoe/data/growing_bytes.h"
 #include "biomoe/data/sequence_reader.h"
 
 namespace biomoe {
@@ -23,6 +24,8 @@ class SequenceStore {
   // Copies symbols [begin, begin + count) of a record, one byte each, as the file has them (case kept).
   // Throws when the range is not inside the record.
   virtual void read(int64_t record, int64_t begin, int64_t count, uint8_t* out) const = 0;
+  // Memory that the store holds. Bases that were spilled to a file do not count: the system may drop them.
+  virtual size_t memory_bytes() const = 0;
 };
 
 struct StoreOptions {
@@ -53,7 +56,7 @@ class StoreBuilder : public SequenceSink {
   void flush_to_spill();
 
   StoreOptions options_;
-  std::vector<char> memory_;  // all bases, or those not yet written to the spill file
+  GrowingBytes memory_;  // all bases, or those not yet written to the spill file
   int spill_fd_ = -1;
   int64_t bases_ = 0;
   std::vector<int64_t> ends_;       // of each record, in bases

@@ -33,6 +33,7 @@ class TextStore : public SequenceStore {
   int64_t num_records() const override { return static_cast<int64_t>(records_.size()); }
   std::string name(int64_t record) const override { return fmt::format("r{}", record); }
   int64_t length(int64_t record) const override { return static_cast<int64_t>(at(record).size()); }
+  size_t memory_bytes() const override { return 0; }
   void read(int64_t record, int64_t begin, int64_t count, uint8_t* out) const override {
     BM_CHECK(begin >= 0 && count >= 0 && begin + count <= length(record), "[{}, {}) of record {}", begin,
              begin + count, record);
@@ -56,6 +57,7 @@ class SyntheticStore : public SequenceStore {
   int64_t num_records() const override { return static_cast<int64_t>(lengths_.size()); }
   std::string name(int64_t record) const override { return fmt::format("s{}", record); }
   int64_t length(int64_t record) const override { return lengths_.at(static_cast<size_t>(record)); }
+  size_t memory_bytes() const override { return 0; }
   void read(int64_t record, int64_t begin, int64_t count, uint8_t* out) const override {
     BM_CHECK(begin >= 0 && count >= 0 && begin + count <= length(record), "[{}, {}) of record {}", begin,
              begin + count, record);
