@@ -33,4 +33,9 @@ void Batch::reserve(int64_t max_tokens) {
   cu_seqlens.reserve(n + 1);
 }
 
+size_t Batch::planned_bytes(int64_t max_tokens) {
+  const size_t a_token = sizeof(int32_t) * 4 + sizeof(float);  // cu_seqlens as for sequences of one token
+  return static_cast<size_t>(max_tokens) * a_token;
+}
+
 }  // namespace biomoe

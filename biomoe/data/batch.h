@@ -1,6 +1,7 @@
 // Batch: one micro-batch of packed (THD) sequences, as the loader makes it and the model reads it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -33,8 +34,9 @@ struct Batch {
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
   int64_t num_sequences() const { return static_cast<int64_t>(cu_seqlens.size()) - 1; }
-  void clear();                      // T = 0, capacity kept
-  void reserve(int64_t max_tokens);  // room for max_tokens tokens and as many sequences
+  void clear();                                     // T = 0, capacity kept
+  void reserve(int64_t max_tokens);                 // room for max_tokens tokens and as many sequences
+  static size_t planned_bytes(int64_t max_tokens);  // what reserve takes
 };
 
 }  // namespace biomoe

@@ -245,6 +245,14 @@ std::shared_ptr<const SequencePart> open_sequences(const std::vector<std::string
   return part;
 }
 
+size_t dataset_bytes(const Dataset& dataset) {
+  size_t bytes = dataset.train->store->memory_bytes() + dataset.train->windows.memory_bytes();
+  if (!dataset.validation) return bytes;
+  bytes += dataset.validation->windows.memory_bytes();
+  if (dataset.validation->store != dataset.train->store) bytes += dataset.validation->store->memory_bytes();
+  return bytes;
+}
+
 LoaderOptions train_loader_options(const DataConfig& config, const RankOfWorld& place) {
   LoaderOptions options;
   options.plan = {.token_micro_batch_size = config.token_micro_batch_size,

@@ -38,6 +38,9 @@ std::shared_ptr<const SequencePart> open_sequences(const std::vector<std::string
                                                    const DataConfig& config, const Vocabulary& vocabulary,
                                                    DataReport* report = nullptr);
 
+// Memory that the sequences and windows of a data set hold.
+size_t dataset_bytes(const Dataset& dataset);
+
 struct RankOfWorld {
   int64_t rank = 0;
   int64_t world = 1;

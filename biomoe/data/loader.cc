@@ -10,6 +10,10 @@ namespace {
 
 constexpr int64_t kSlotsPerWorker = 2;  // one being filled, one waiting to be taken
 
+size_t num_slots(const LoaderOptions& options) {
+  return static_cast<size_t>(std::max<int64_t>(kSlotsPerWorker * options.num_workers, 1));
+}
+
 const SequencePart& checked(const std::shared_ptr<const SequencePart>& part) {
   BM_CHECK(part && part->store, "a loader without sequences");
   return *part;
@@ -24,7 +28,7 @@ Loader::Loader(std::shared_ptr<const SequencePart> part, const Vocabulary& vocab
       planner_(checked(part_).windows, options.plan),
       assembler_(*part_->store, vocabulary, options.policies, part_->windows.options(),
                  options.plan.reverse_complement_prob),
-      slots_(static_cast<size_t>(std::max<int64_t>(kSlotsPerWorker * options.num_workers, 1))) {
+      slots_(num_slots(options)) {
   if (options.policies.score_each_base_once && options.plan.reverse_complement_prob > 0)
     throw user_error("reverse_complement_prob must be 0 where each base is scored once");
   for (Slot& slot : slots_) {
@@ -32,6 +36,13 @@ Loader::Loader(std::shared_ptr<const SequencePart> part, const Vocabulary& vocab
     slot.plan.reserve(static_cast<size_t>(planner_.max_sequences()));
   }
   seek(start);
+}
+
+size_t Loader::planned_bytes(const LoaderOptions& options, const WindowIndex& windows) {
+  const BatchPlanner planner(windows, options.plan);
+  const auto sequences = static_cast<size_t>(planner.max_sequences());
+  return num_slots(options) *
+         (Batch::planned_bytes(options.plan.token_micro_batch_size) + sequences * sizeof(PlannedSequence));
 }
 
 Loader::~Loader() {

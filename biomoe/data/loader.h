@@ -56,6 +56,9 @@ class Loader {
   // Windows of one pass over the data.
   int64_t windows_per_epoch() const { return part_->windows.num_windows(); }
 
+  // Memory of a loader over `windows`, without the part it reads.
+  static size_t planned_bytes(const LoaderOptions& options, const WindowIndex& windows);
+
  private:
   struct Slot {
     std::vector<PlannedSequence> plan;

@@ -87,6 +87,9 @@ class WindowIndex {
   int64_t num_windows() const { return ends_.empty() ? 0 : ends_.back(); }
   int64_t num_bases() const { return num_bases_; }  // of the segments, each counted once
   int64_t num_segments() const { return static_cast<int64_t>(segments_.size()); }
+  size_t memory_bytes() const {
+    return segments_.capacity() * sizeof(Segment) + ends_.capacity() * sizeof(int64_t);
+  }
   const std::vector<Segment>& segments() const { return segments_; }
   const WindowOptions& options() const { return options_; }
 
