@@ -79,6 +79,18 @@ void replace_file(const std::filesystem::path& path, std::string_view bytes) {
   sync_folder(path.has_parent_path() ? path.parent_path() : std::filesystem::path("."));
 }
 
+void require_creatable(const std::filesystem::path& path) {
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  struct stat info {};
+  if (stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
+    throw user_error("{}: a folder, where a file is to be written", path.string());
+  }
+  if (stat(folder.c_str(), &info) != 0 || access(folder.c_str(), W_OK | X_OK) != 0) {
+    throw user_error("{}: cannot be written: {}", path.string(), std::strerror(errno));
+  }
+  if (!S_ISDIR(info.st_mode)) throw user_error("{}: {} is not a folder", path.string(), folder.string());
+}
+
 void sync_folder(const std::filesystem::path& folder) {
   Descriptor directory(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory.get() < 0 || fsync(directory.get()) != 0) {

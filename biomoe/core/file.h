@@ -19,6 +19,10 @@ void write_file_synced(const std::filesystem::path& path, std::string_view bytes
 // never half.
 void replace_file(const std::filesystem::path& path, std::string_view bytes);
 
+// For a file that will be written after long work: user_error when its folder does not exist or cannot be
+// written, or when the name is taken by something that is no file.
+void require_creatable(const std::filesystem::path& path);
+
 // fsync of a folder, so that renames and creations in it survive a power loss.
 void sync_folder(const std::filesystem::path& folder);
 

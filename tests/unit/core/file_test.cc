@@ -73,6 +73,19 @@ TEST_F(File, FailedWritesNameThePathAndLeaveTheOldFile) {
   }
 }
 
+TEST_F(File, AFileThatCannotBeMadeIsKnownBefore) {
+  require_creatable(folder_ / "new");
+  EXPECT_FALSE(fs::exists(folder_ / "new"));
+  write_file_synced(folder_ / "a", "old");
+  require_creatable(folder_ / "a");
+  EXPECT_EQ(read_file(folder_ / "a"), "old");
+  for (const char* name : {"none/a", "a/b", "."}) {
+    const Error error = error_of([&] { require_creatable(folder_ / name); });
+    EXPECT_EQ(error.kind(), ErrorKind::kUser) << name;
+    EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
+  }
+}
+
 TEST(ErrorText, ChecksNameConditionAndPlace) {
   try {
     const int three = 3;
