@@ -126,7 +126,10 @@ Vocabulary Vocabulary::open(const std::string& name_or_path, SoftMaskedPolicy po
 bool Vocabulary::is_base(int32_t token) const {
   if (token < 0 || token >= size() || is_special(token)) return false;
   const std::string& symbol = text(token);
-  return symbol.size() == 1 && !is_degenerate(static_cast<uint8_t>(symbol[0]));
+  if (symbol.size() != 1) return false;
+  // A token that no symbol is read as (lower case under fold_case) was never trained.
+  const auto byte = static_cast<uint8_t>(symbol[0]);
+  return id(byte) == token && !is_degenerate(byte);
 }
 
 const std::array<uint8_t, 256>& Vocabulary::complement() const {

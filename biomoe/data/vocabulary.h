@@ -56,7 +56,7 @@ class Vocabulary {
   // Symbols that mask_degenerate_bases keeps out of the loss: for nucleotides all but A C G T U, for protein
   // all but the twenty amino acids, U, O and the stop '*'; in either case.
   bool is_degenerate(uint8_t symbol) const { return degenerate_[symbol]; }
-  // Ids of symbols that are not degenerate: what a generator may emit as sequence.
+  // Ids that symbols are read as and that are not degenerate: what a generator may emit as sequence.
   bool is_base(int32_t token) const;
 
   // IUPAC complement by symbol, case kept; A gives T in RNA too. Throws user_error for protein.

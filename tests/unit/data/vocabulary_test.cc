@@ -21,6 +21,16 @@ std::vector<int32_t> ids(const Vocabulary& v, std::string_view text) {
   return out;
 }
 
+TEST(Vocabulary, WhatNoSymbolIsReadAsIsNoBase) {
+  const Vocabulary folded = Vocabulary::dna(/*fold_case=*/true);
+  int64_t bases = 0;
+  for (int32_t id = 0; id < folded.size(); ++id) bases += folded.is_base(id);
+  EXPECT_EQ(bases, 4);  // A C G T: lower case reads as these, U as T
+  EXPECT_FALSE(folded.is_base(Vocabulary::dna(false).id('a')));
+  EXPECT_FALSE(Vocabulary::nucleotide(true).is_base('a'));
+  EXPECT_TRUE(Vocabulary::nucleotide(false).is_base('a'));
+}
+
 TEST(Vocabulary, NucleotideIsTheByte) {
   const Vocabulary v = Vocabulary::nucleotide(/*fold_case=*/false);
   EXPECT_EQ(v.size(), 256);
