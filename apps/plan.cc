@@ -1,50 +1,77 @@
+#include <nlohmann/json.hpp>
+
 #include "apps/commands.h"
 #include "apps/config_options.h"
-#include "biomoe/checkpoint/async_saver.h"
-#include "biomoe/data/vocabulary.h"
-#include "biomoe/optim/optimizer.h"
+#include "biomoe/core/file.h"
+#include "biomoe/core/system_memory.h"
+#include "biomoe/core/version.h"
+#include "biomoe/train/memory_plan.h"
+#include "biomoe/train/step_time.h"
 #include "biomoe/train/trainer.h"
 
 namespace biomoe::apps {
 namespace {
 
-void run(const ConfigOptions& options) {
+void print_plan(const nlohmann::json& plan, const RunMemory& memory, const std::string& missing_data) {
+  fmt::print("{} parameters, {} active a token, {} tokens a micro-batch, {} micro-batches a step\n",
+             plan["parameters"].get<int64_t>(), plan["active_parameters"].get<int64_t>(),
+             plan["tokens_per_micro_batch"].get<int64_t>(), plan["micro_batches"].get<int64_t>());
+  for (const MemoryRow& row : memory.rows) fmt::print("{:<24} {:>16} bytes\n", row.name, row.bytes);
+  fmt::print("{:<24} {:>16} bytes\n", "total", memory.total());
+  if (!missing_data.empty()) fmt::print("without the sequences: {}\n", missing_data);
+  const nlohmann::json& time = plan["step_time"];
+  fmt::print(
+      "step time: at least {:.3g} s: {:.3g} FLOPs at {:.1f} GFLOP/s, which this machine's matrix products "
+      "reach with {} threads (measured now)\n",
+      time["seconds"].get<double>(), time["flops"].get<double>(),
+      time["gemm_flops_per_second"].get<double>() * 1e-9, time["threads"].get<int>());
+}
+
+void run(const ConfigOptions& options, const std::string& json_path) {
+  if (!json_path.empty()) require_creatable(json_path);
   RunConfig config = options.load().value;
-  if (config.model.vocab_size == 0) {
-    config.model.vocab_size =
-        Vocabulary::open(config.dataset.tokenizer_name_or_path, config.dataset.soft_masked).size();
+  std::optional<Dataset> dataset;
+  std::string missing_data;
+  try {
+    dataset.emplace(open_dataset(config.dataset));
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUser) throw;
+    missing_data = error.what();
   }
-  config.model.validate();
+  resolve_model(
+      config, dataset ? dataset->vocabulary
+                      : Vocabulary::open(config.dataset.tokenizer_name_or_path, config.dataset.soft_masked));
+  const RunMemory memory = plan_run_memory(config, dataset ? &*dataset : nullptr);
   const ParameterList parameters(config.model);
-  const ModelMemory memory = plan_model_memory(config.model, model_limits(config, true));
-  const size_t optimizer = Optimizer::plan_memory(parameters, {}).total();
-  const bool staged = config.checkpoint.async_save && config.checkpoint.save_every_n_steps > 0;
-  const size_t staging = staged ? memory.weights + optimizer : 0;
-  const struct {
-    const char* name;
-    size_t bytes;
-  } rows[] = {{"weights", memory.weights},
-              {"gradients", memory.gradients},
-              {"optimiser moments", optimizer},
-              {"activations and head", memory.saved_activations},
-              {"scratch and tables", memory.workspace},
-              {"checkpoint staging", staging}};
-  size_t total = 0;
-  fmt::print("{} parameters, {} active a token, {} tokens a micro-batch\n", parameters.num_parameters(),
-             parameters.num_active_parameters(), config.dataset.token_micro_batch_size);
-  for (const auto& row : rows) {
-    fmt::print("{:<24} {:>16} bytes\n", row.name, row.bytes);
-    total += row.bytes;
-  }
-  fmt::print("{:<24} {:>16} bytes, and the sequences and the program itself\n", "total", total);
+  const StepTime time = estimate_step_time(config);
+  nlohmann::json rows = nlohmann::json::object();
+  for (const MemoryRow& row : memory.rows) rows[row.name] = row.bytes;
+  const nlohmann::json plan = {{"version", kVersion},
+                               {"device", "cpu"},
+                               {"parameters", parameters.num_parameters()},
+                               {"active_parameters", parameters.num_active_parameters()},
+                               {"tokens_per_micro_batch", config.dataset.token_micro_batch_size},
+                               {"micro_batches", config.grad_acc_steps},
+                               {"sequences_counted", dataset.has_value()},
+                               {"bytes", rows},
+                               {"total_bytes", memory.total()},
+                               {"step_time",
+                                {{"seconds", time.seconds()},
+                                 {"flops", time.flops},
+                                 {"gemm_flops_per_second", time.flops_per_second},
+                                 {"threads", time.num_threads}}}};
+  print_plan(plan, memory, missing_data);
+  if (!json_path.empty()) replace_file(json_path, plan.dump(2) + "\n");
 }
 
 }  // namespace
 
 void add_plan(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("plan", "memory of a run by category, without running it");
+  CLI::App* command = app.add_subcommand("plan", "memory and step time of a run, without running it");
   auto options = add_config_options(*command);
-  command->callback([options] { run(*options); });
+  auto json = std::make_shared<std::string>();
+  command->add_option("--json", *json, "write the plan to this file");
+  command->callback([options, json] { run(*options, *json); });
 }
 
 }  // namespace biomoe::apps

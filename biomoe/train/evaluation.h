@@ -18,6 +18,7 @@ struct RecordScore {
 };
 
 struct Evaluation {
+  static constexpr uint64_t kBytesARecord = 128;  // while it is scored: a node of a map, and its RecordScore
   int64_t bases = 0;
   double nats = 0;
   std::vector<RecordScore> records;  // in file order, records without a scored base left out

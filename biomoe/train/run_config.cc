@@ -10,8 +10,16 @@
 #include "biomoe/data/dataset.h"
 
 namespace biomoe {
+namespace {
+
+constexpr int64_t kMaxThreads = 1024;
+
+}  // namespace
 
 void RunConfig::validate() const {
+  ModelConfig known = model;
+  if (known.vocab_size == 0) known.vocab_size = 2;  // comes with the vocabulary
+  known.validate();
   struct Bound {
     const char* key;
     int64_t value, low, high;
@@ -19,7 +27,7 @@ void RunConfig::validate() const {
   const Bound bounds[] = {{"num_train_steps", num_train_steps, 0, int64_t{1} << 40},
                           {"grad_acc_steps", grad_acc_steps, 1, 1 << 20},
                           {"seed", seed, 0, INT64_MAX},
-                          {"num_threads", num_threads, 0, 1024},
+                          {"num_threads", num_threads, 0, kMaxThreads},
                           {"recompute_layers", recompute_layers, 0, model.num_hidden_layers},
                           {"checkpoint.save_every_n_steps", checkpoint.save_every_n_steps, 0, INT64_MAX},
                           {"checkpoint.max_checkpoints", checkpoint.max_checkpoints, 0, INT64_MAX},
@@ -41,6 +49,10 @@ void RunConfig::validate() const {
 }
 
 int resolved_threads(int64_t num_threads) {
+  if (num_threads < 0 || num_threads > kMaxThreads) {
+    throw user_error("{} threads are outside [0, {}] (0: all that this process may use)", num_threads,
+                     kMaxThreads);
+  }
   if (num_threads > 0) return static_cast<int>(num_threads);
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
@@ -54,6 +66,20 @@ bool resolved_poison_activations(const std::optional<bool>& value) {
   constexpr bool kDebugBuild = true;
 #endif
   return value.value_or(kDebugBuild);
+}
+
+void resolve_model(RunConfig& config, const Vocabulary& vocabulary) {
+  ModelConfig& model = config.model;
+  if (model.vocab_size == 0) model.vocab_size = vocabulary.size();
+  if (model.vocab_size < vocabulary.size()) {
+    throw user_error("config_kwargs.vocab_size={} is below the {} entries of the vocabulary {}",
+                     model.vocab_size, vocabulary.size(), vocabulary.name());
+  }
+  model.validate();
+  if (config.dataset.max_seq_length > model.max_position_embeddings) {
+    throw user_error("dataset.max_seq_length={} is above config_kwargs.max_position_embeddings={}",
+                     config.dataset.max_seq_length, model.max_position_embeddings);
+  }
 }
 
 ResolvedConfig<RunConfig> load_run_config(const ConfigSource& source) {

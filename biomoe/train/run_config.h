@@ -7,6 +7,7 @@
 
 #include "biomoe/config/config.h"
 #include "biomoe/data/data_config.h"
+#include "biomoe/data/vocabulary.h"
 #include "biomoe/model/model_config.h"
 #include "biomoe/moe/moe_layer.h"
 #include "biomoe/optim/optim_config.h"
@@ -114,6 +115,10 @@ int resolved_threads(int64_t num_threads);
 
 // What poison_activations stands for in this build.
 bool resolved_poison_activations(const std::optional<bool>& value);
+
+// Takes the size of the vocabulary where vocab_size is 0. Throws user_error for a model that is out of range
+// or does not fit the vocabulary or the windows.
+void resolve_model(RunConfig& config, const Vocabulary& vocabulary);
 
 // Loads and resolves; config_name_or_path's config.json lies under config_kwargs.
 ResolvedConfig<RunConfig> load_run_config(const ConfigSource& source);

@@ -8,6 +8,7 @@
 #include "biomoe/checkpoint/hf_import.h"
 #include "biomoe/core/file.h"
 #include "biomoe/core/version.h"
+#include "biomoe/train/memory_plan.h"
 
 namespace biomoe {
 namespace {
@@ -59,17 +60,9 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds)
       config_(resolved_.value),
       dataset_(open_dataset(config_.dataset)),
       started_seconds_(started_seconds) {
-  ModelConfig& model = resolved_.value.model;
-  if (model.vocab_size == 0) model.vocab_size = dataset_.vocabulary.size();
-  if (model.vocab_size < dataset_.vocabulary.size()) {
-    throw user_error("config_kwargs.vocab_size={} is below the {} entries of the vocabulary {}",
-                     model.vocab_size, dataset_.vocabulary.size(), dataset_.vocabulary.name());
-  }
-  model.validate();
-  if (config_.dataset.max_seq_length > model.max_position_embeddings) {
-    throw user_error("dataset.max_seq_length={} is above config_kwargs.max_position_embeddings={}",
-                     config_.dataset.max_seq_length, model.max_position_embeddings);
-  }
+  resolve_model(resolved_.value, dataset_.vocabulary);
+  require_memory_for(config_, dataset_);
+  const ModelConfig& model = config_.model;
   model_ = std::make_unique<Model>(model, model_limits(config_, true));
   optimizer_ = std::make_unique<Optimizer>(model_->parameters(), config_.adamw);
   loader_ =
@@ -78,6 +71,7 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds)
   for (Batch& batch : micro_batches_) batch.reserve(config_.dataset.token_micro_batch_size);
   const fs::path folder = config_.checkpoint.ckpt_dir.empty() ? fs::path(config_.run_dir) / "checkpoints"
                                                               : fs::path(config_.checkpoint.ckpt_dir);
+  lock_.take(config_.run_dir);
   store_ = std::make_unique<CheckpointStore>(
       folder, CheckpointOptions{.max_checkpoints = config_.checkpoint.max_checkpoints, .warn = note});
   if (config_.init_from.empty()) {
@@ -194,10 +188,11 @@ void Trainer::train(RunLog& log) {
   log.finish(step_);
 }
 
-void Trainer::prepare_folder() const {
+void Trainer::prepare_folder() {
   std::error_code error;
   fs::create_directories(config_.run_dir, error);
   if (error) throw user_error("run_dir={}: cannot create the folder: {}", config_.run_dir, error.message());
+  lock_.take(config_.run_dir);
   replace_file(fs::path(config_.run_dir) / "config.yaml", to_yaml(resolved_));
 }
 

@@ -13,6 +13,7 @@
 #include "biomoe/model/model.h"
 #include "biomoe/optim/optimizer.h"
 #include "biomoe/train/evaluation.h"
+#include "biomoe/train/folder_lock.h"
 #include "biomoe/train/run_config.h"
 #include "biomoe/train/run_log.h"
 #include "biomoe/train/train_step.h"
@@ -44,7 +45,7 @@ class Trainer {
 
  private:
   void resume();
-  void prepare_folder() const;
+  void prepare_folder();
   void train(RunLog& log);
   void train_one_step(RunLog& log);
   MaskCounts mask_counts() const;  // since the start of training
@@ -56,6 +57,7 @@ class Trainer {
   ResolvedConfig<RunConfig> resolved_;
   const RunConfig& config_;
   Dataset dataset_;
+  FolderLock lock_;  // on run_dir
   std::unique_ptr<Model> model_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Loader> loader_;

@@ -1,0 +1,37 @@
+// RunMemory: what a training run takes from the machine, by category, before it takes it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "biomoe/data/dataset.h"
+#include "biomoe/train/run_config.h"
+
+namespace biomoe {
+
+struct MemoryRow {
+  std::string name;
+  uint64_t bytes = 0;
+  std::string remedy;  // settings that make it smaller, "" for none
+};
+
+struct RunMemory {
+  std::vector<MemoryRow> rows;
+  uint64_t total() const;
+};
+
+// Most resident bytes that training with `config` (vocab_size resolved) has at any time. Each row comes from
+// the code that lays that part out. `dataset` is what the run trains on; without one (the files are
+// elsewhere) the sequences count as nothing and validation as present when it is configured. Sequences
+// spilled to a file are not counted: the system drops their pages when it needs room.
+RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset);
+
+// Throws user_error, with the bytes by category and what to change, when `memory` exceeds `available` bytes.
+// `held` of the planned bytes are resident in this process already, so `available` does not hold them.
+void require_memory(const RunMemory& memory, uint64_t held, uint64_t available);
+
+// As above, for a run that starts now on this machine.
+void require_memory_for(const RunConfig& config, const Dataset& dataset);
+
+}  // namespace biomoe

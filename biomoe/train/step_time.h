@@ -1,0 +1,19 @@
+// How long a training step takes at least, before it is run.
+#pragma once
+
+#include "biomoe/train/run_config.h"
+
+namespace biomoe {
+
+struct StepTime {
+  double flops = 0;             // of a step of full micro-batches, as step_flops counts them
+  double flops_per_second = 0;  // of a matrix product of the shape that most of them have, on this machine
+  int num_threads = 1;
+  double seconds() const { return flops / flops_per_second; }
+};
+
+// Measures the product of an expert's first layer with an even share of the rows for about `measure_seconds`.
+// A step does more than products, so it takes longer than seconds(). `config` has its vocab_size resolved.
+StepTime estimate_step_time(const RunConfig& config, double measure_seconds = 0.2);
+
+}  // namespace biomoe

@@ -1,0 +1,120 @@
+#include "biomoe/train/memory_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "biomoe/checkpoint/async_saver.h"
+#include "biomoe/core/file.h"
+#include "biomoe/train/trainer.h"
+
+namespace biomoe {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+uint64_t row(const RunMemory& memory, std::string_view name) {
+  const auto found = std::find_if(memory.rows.begin(), memory.rows.end(),
+                                  [&](const MemoryRow& candidate) { return candidate.name == name; });
+  EXPECT_NE(found, memory.rows.end()) << name;
+  return found == memory.rows.end() ? 0 : found->bytes;
+}
+
+class MemoryPlan : public ::testing::Test {
+ protected:
+  MemoryPlan() {
+    std::string pattern = (fs::temp_directory_path() / "biomoe_plan_XXXXXX").string();
+    folder_ = mkdtemp(pattern.data());
+    std::string bases;
+    for (int i = 0; i < 1 << 20; ++i) bases += "ACGT"[i * 7 % 11 % 4];
+    write_file_synced(folder_ / "a.fa", ">a\n" + bases + "\n");
+    config_.dataset.path = {(folder_ / "a.fa").string()};
+    config_.dataset.tokenizer_name_or_path = "dna";
+    config_.dataset.max_seq_length = 64;
+    config_.dataset.token_micro_batch_size = 256;
+    config_.num_threads = 2;
+    config_.model.hidden_size = 64;
+    config_.checkpoint.save_every_n_steps = 10;
+  }
+  ~MemoryPlan() override { fs::remove_all(folder_); }
+
+  RunMemory planned() {
+    const Dataset dataset = open_dataset(config_.dataset);
+    resolve_model(config_, dataset.vocabulary);
+    return plan_run_memory(config_, &dataset);
+  }
+  static std::string refusal(const RunMemory& memory, uint64_t held, uint64_t available) {
+    try {
+      require_memory(memory, held, available);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUser);
+      return error.what();
+    }
+    return "";
+  }
+  fs::path folder_;
+  RunConfig config_;
+};
+
+TEST_F(MemoryPlan, RowsAreWhatTheOwnersReserve) {
+  const RunMemory memory = planned();
+  const Model model(config_.model, model_limits(config_, true));
+  const Optimizer optimizer(model.parameters(), config_.adamw);
+  EXPECT_GE(row(memory, "weights"), model.weights_A().bytes());
+  EXPECT_LT(row(memory, "weights"), model.weights_A().bytes() + kArenaAlignment);
+  EXPECT_EQ(row(memory, "checkpoint copy"), AsyncSaver::staging_bytes(checkpoint_groups(model, &optimizer)));
+  EXPECT_GE(row(memory, "sequences"), uint64_t{1} << 20);
+  EXPECT_LT(row(memory, "sequences"), (uint64_t{1} << 20) + 4096);
+}
+
+TEST_F(MemoryPlan, SettingsShowInTheirRows) {
+  const RunMemory before = planned();
+  config_.checkpoint.async_save = false;
+  EXPECT_EQ(row(planned(), "checkpoint copy"), 0u);
+  EXPECT_EQ(row(before, "validation"), 0u);
+  config_.dataset.validation_fraction = 0.5;
+  EXPECT_GT(row(planned(), "validation"), 0u);
+  EXPECT_NEAR(static_cast<double>(row(planned(), "sequences")), static_cast<double>(row(before, "sequences")),
+              4096);
+  config_.grad_acc_steps = 3;
+  EXPECT_EQ(row(planned(), "batches"), row(before, "batches") + 2 * Batch::planned_bytes(256));
+  config_.recompute_layers = 2;
+  EXPECT_LT(row(planned(), "activations"), row(before, "activations"));
+  config_.num_threads = 8;
+  EXPECT_GT(row(planned(), "program and threads"), row(before, "program and threads"));
+}
+
+TEST_F(MemoryPlan, WithoutTheDataTheRestStands) {
+  const RunMemory whole = planned();
+  const RunMemory rest = plan_run_memory(config_, nullptr);
+  EXPECT_EQ(row(rest, "sequences"), 0u);
+  EXPECT_EQ(row(rest, "activations"), row(whole, "activations"));
+  EXPECT_NEAR(static_cast<double>(row(rest, "batches")), static_cast<double>(row(whole, "batches")), 16384);
+}
+
+TEST_F(MemoryPlan, RefusedOnlyWhenWhatIsStillMissingDoesNotFit) {
+  const RunMemory memory{
+      {{"weights", 100, "a smaller model"}, {"activations", 300, "fewer tokens"}, {"nothing", 0, ""}}};
+  EXPECT_EQ(memory.total(), 400u);
+  EXPECT_EQ(refusal(memory, 0, 400), "");
+  EXPECT_EQ(refusal(memory, 150, 250), "");
+  EXPECT_EQ(refusal(memory, 1000, 0), "");
+  EXPECT_THAT(refusal(memory, 150, 249),
+              AllOf(HasSubstr("needs 400 bytes"), HasSubstr("399 are there"),
+                    HasSubstr("weights 100, activations 300)"), HasSubstr("choose fewer tokens")));
+}
+
+TEST_F(MemoryPlan, SizesBeyondCountingAreRefused) {
+  ModelConfig& model = config_.model;
+  model.vocab_size = 1 << 24;
+  model.hidden_size = model.intermediate_size = 1 << 20;
+  model.num_hidden_layers = model.num_local_experts = 4096;
+  EXPECT_THROW(plan_run_memory(config_, nullptr), Error);
+}
+
+}  // namespace
+}  // namespace biomoe
