@@ -36,6 +36,7 @@ void print_row(const std::string& name, const nlohmann::json& score) {
 }
 
 void run(const EvalOptions& options) {
+  if (!options.json.empty()) require_creatable(options.json);
   LoadedModel loaded = load_model(
       options.checkpoint, {.num_threads = options.num_threads, .max_seq_length = options.max_seq_length});
   DataConfig data = loaded.data;
@@ -98,10 +99,13 @@ void add_eval(CLI::App& app) {
   command
       ->add_option("--markov", options->markov,
                    "orders of Markov models fitted on the other part, e.g. 0,2,5,8")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->check(CLI::Range(0, MarkovModel::kMaxOrder));
   command->add_option("--json", options->json, "write the figures to this file");
-  command->add_option("--max-seq-length", options->max_seq_length, "window; default: that of the run");
-  command->add_option("--stride", options->stride, "tokens of context that windows share");
+  command->add_option("--max-seq-length", options->max_seq_length, "window; default: that of the run")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--stride", options->stride, "tokens of context that windows share")
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--threads", options->num_threads, "CPU threads; default: all");
   command->callback([options] { run(*options); });
 }

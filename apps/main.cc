@@ -1,10 +1,112 @@
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <new>
+#include <string_view>
 
 #include "apps/commands.h"
+#include "biomoe/config/node.h"
 #include "biomoe/core/error.h"
 #include "biomoe/core/version.h"
+
+namespace biomoe::apps {
+namespace {
+
+// Names and texts of files may hold line ends and other control characters; an error is one line.
+std::string one_line(std::string_view text) {
+  std::string line;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '\n') {
+      line += "\\n";
+    } else if (byte < 0x20 || byte == 0x7f) {
+      line += fmt::format("\\x{:02x}", byte);
+    } else {
+      line += c;
+    }
+  }
+  return line;
+}
+
+int report(std::string_view what, int status) {
+  fmt::print(stderr, "biomoe: {}\n", one_line(what));
+  return status;
+}
+
+std::string suggestion(const std::string& word, const std::vector<std::string>& names) {
+  const std::string near = nearest(word, names);
+  return near.empty() ? "" : fmt::format("; did you mean {}?", near);
+}
+
+// The command line in words of the user: which command, what is wrong with it, what was meant.
+std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+  const CLI::App* command = &app;
+  std::string called;  // "", "checkpoint ", "checkpoint export "
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const auto commands = command->get_subcommands([](const CLI::App*) { return true; });
+    if (commands.empty() || word.starts_with('-')) break;
+    std::vector<std::string> names;
+    for (const CLI::App* candidate : commands) names.push_back(candidate->get_name());
+    const auto found = std::find(names.begin(), names.end(), word);
+    if (found == names.end()) {
+      return fmt::format("no command named {}{}; the commands are: {}", shown(called + word),
+                         suggestion(word, names), joined(names, ", "));
+    }
+    command = commands[static_cast<size_t>(found - names.begin())];
+    called += word + " ";
+  }
+  std::string what = error.what();
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : command->get_options()) {
+      if (option->nonpositional()) names.push_back(option->get_name());
+    }
+    const size_t dash = what.find(" -");
+    if (dash != what.npos) {
+      const std::string word = what.substr(dash + 1, what.find_first_of(" =", dash + 1) - dash - 1);
+      what += suggestion(word, names);
+    }
+  }
+  return fmt::format("{} (see biomoe {}--help)", what, called);
+}
+
+bool is_users(const std::error_code& code) {
+  for (const auto reason :
+       {std::errc::no_such_file_or_directory, std::errc::permission_denied, std::errc::filename_too_long,
+        std::errc::not_a_directory, std::errc::is_a_directory, std::errc::too_many_symbolic_link_levels}) {
+    if (code == reason) return true;
+  }
+  return false;
+}
+
+int run(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+    // What was printed may still be in a buffer: a full disk or a closed pipe shows only now.
+    if (std::fflush(stdout) != 0) return report("the output could not be written", 1);
+    return 0;
+  } catch (const CLI::Success& success) {
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    return report(explain(app, error, argc, argv), 2);
+  } catch (const Error& error) {
+    return report(error.what(), error.kind() == ErrorKind::kUser ? 2 : 1);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(fmt::format("{}: {}", error.path1().string(), error.code().message()),
+                  is_users(error.code()) ? 2 : 1);
+  } catch (const std::bad_alloc&) {
+    return report("out of memory", 1);
+  } catch (const std::length_error&) {
+    return report("out of memory", 1);
+  } catch (const std::exception& error) {
+    return report(error.what(), 1);
+  }
+}
+
+}  // namespace
+}  // namespace biomoe::apps
 
 int main(int argc, char** argv) {
   using namespace biomoe::apps;
@@ -12,26 +114,13 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app(
       "BioMoE trains mixture-of-experts models on biological sequences: FASTA in, Hugging Face checkpoint "
-      "out");
+      "out",
+      "biomoe");
   app.set_version_flag("--version", std::string("biomoe ") + biomoe::kVersion);
   app.require_subcommand(1);
   for (auto add : {add_train, add_eval, add_data, add_checkpoint, add_generate, add_plan, add_config,
                    add_bench, add_info}) {
     add(app);
   }
-  try {
-    app.parse(argc, argv);
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  } catch (const biomoe::Error& error) {
-    fmt::print(stderr, "biomoe: {}\n", error.what());
-    return error.kind() == biomoe::ErrorKind::kUser ? 2 : 1;
-  } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "biomoe: out of memory\n");
-    return 1;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "biomoe: {}\n", error.what());
-    return 1;
-  }
+  return run(app, argc, argv);
 }

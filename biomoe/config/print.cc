@@ -91,8 +91,8 @@ std::string reference_of(const FieldList& list) {
   for (const Field& field : list.fields()) {
     if (section_of(field.key) != section) {
       section = section_of(field.key);
-      out += section.empty() ? "## Top level\n\n"
-                             : fmt::format("{}## `{}`\n\n", out.empty() ? "" : "\n", section);
+      out += fmt::format("{}## {}\n\n", out.empty() ? "" : "\n",
+                         section.empty() ? "Top level" : fmt::format("`{}`", section));
       out += "| key | type | default | meaning |\n| --- | --- | --- | --- |\n";
     }
     out += fmt::format("| `{}` | {} | `{}` | {} |\n", name_of(field.key), escape_cell(field_type(field)),
