@@ -1,0 +1,173 @@
+// Every command: its help, what it refuses on the command line, and the status it returns.
+#include <nlohmann/json.hpp>
+
+#include "biomoe/core/file.h"
+#include "tests/cli/cli_test_util.h"
+
+namespace biomoe::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using Words = std::vector<std::string>;
+
+class Commands : public CliTest {};
+
+const std::vector<Words> kCommands{{"train"},
+                                   {"eval"},
+                                   {"data"},
+                                   {"data", "inspect"},
+                                   {"checkpoint"},
+                                   {"checkpoint", "import"},
+                                   {"checkpoint", "export"},
+                                   {"checkpoint", "inspect"},
+                                   {"checkpoint", "verify"},
+                                   {"generate"},
+                                   {"plan"},
+                                   {"config"},
+                                   {"bench"},
+                                   {"bench", "step"},
+                                   {"bench", "moe"},
+                                   {"info"}};
+// Those that run a configuration.
+const std::vector<std::string> kConfigCommands{"train", "plan", "config"};
+
+Words operator+(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+TEST_F(Commands, HelpIsPrintedByEach) {
+  const Outcome all = run({"--help"});
+  EXPECT_EQ(all.status, 0);
+  for (const Words& words : kCommands) {
+    SCOPED_TRACE(::testing::PrintToString(words));
+    const Outcome outcome = run(words + Words{"--help"});
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_EQ(outcome.err, "");
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("Usage: "), HasSubstr(words.back())));
+    EXPECT_THAT(all.out, HasSubstr(words.front()));
+  }
+}
+
+TEST_F(Commands, VersionAndInfoNameTheVersion) {
+  std::string version = read_file(BIOMOE_SOURCE_DIR "/VERSION");
+  version = version.substr(0, version.find('\n'));
+  const Outcome outcome = run({"--version"});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.out, "biomoe " + version + "\n");
+  const Outcome info = run({"info"});
+  EXPECT_EQ(info.status, 0);
+  EXPECT_THAT(info.out, HasSubstr(version));
+}
+
+TEST_F(Commands, AnUnknownCommandGetsASuggestion) {
+  expect_error(run({}), 2, {"subcommand is required"});
+  expect_error(run({"tarin"}), 2, {"tarin", "did you mean train?"});
+  expect_error(run({"data", "inspct", "x"}), 2, {"inspct", "did you mean inspect?"});
+  expect_error(run({"checkpoint", "exprt"}), 2, {"exprt", "did you mean export?"});
+  expect_error(run({"bench", "zzzzzzzzzzzz"}), 2, {"zzzzzzzzzzzz", "step, moe"});
+}
+
+TEST_F(Commands, AnUnknownOptionIsRefusedByEach) {
+  for (const Words& words : kCommands) {
+    SCOPED_TRACE(::testing::PrintToString(words));
+    expect_error(run(words + Words{"--no-such-option"}), 2, {"biomoe " + words.front()});
+  }
+  expect_error(run({"eval", "--chekpoint", "x", "--data", "y", "--checkpoint", "z"}), 2,
+               {"--chekpoint", "did you mean --checkpoint?"});
+}
+
+TEST_F(Commands, AMissingOptionIsNamed) {
+  expect_error(run({"eval"}), 2, {"--checkpoint"});
+  expect_error(run({"generate"}), 2, {"--checkpoint"});
+  expect_error(run({"eval", "--checkpoint"}), 2, {"--checkpoint"});
+  expect_error(run({"data", "inspect"}), 2, {"paths"});
+  expect_error(run({"checkpoint", "export", "only-one"}), 2, {"destination"});
+}
+
+TEST_F(Commands, AnOptionThatIsNoNumberIsRefused) {
+  expect_error(run({"generate", "--checkpoint", "x", "--seed", "many"}), 2, {"--seed", "many"});
+  expect_error(run({"generate", "--checkpoint", "x", "--top-k", "1e99"}), 2, {"--top-k"});
+  expect_error(run({"eval", "--checkpoint", "x", "--data", "y", "--holdout-fraction", "1.5"}), 2,
+               {"--holdout-fraction", "1.5"});
+  expect_error(run({"bench", "step", "--seq", "99999999999999999999"}), 2, {"--seq"});
+}
+
+TEST_F(Commands, AnUnknownKeyGetsASuggestion) {
+  for (const std::string& name : kConfigCommands) {
+    SCOPED_TRACE(name);
+    expect_error(run({name, "dataset.max_seq_lenght=4"}), 2,
+                 {"dataset.max_seq_lenght", "dataset.max_seq_length"});
+    expect_error(run({name, "nmu_train_steps=4"}), 2, {"nmu_train_steps", "num_train_steps"});
+    expect_error(run({name, "no-equals-sign"}), 2, {"no-equals-sign"});
+  }
+}
+
+TEST_F(Commands, AConfigurationThatIsNotThereIsRefused) {
+  const std::string locked = write("locked.yaml", "seed: 1\n");
+  std::filesystem::permissions(locked, std::filesystem::perms::none);
+  for (const std::string& name : kConfigCommands) {
+    SCOPED_TRACE(name);
+    expect_error(run({name, "--config-name", "ecoli_tinny"}), 2, {"ecoli_tinny"});
+    expect_error(run({name, "--config", "no/such.yaml"}), 2, {"no/such.yaml"});
+    expect_error(run({name, "--config", "."}), 2, {"."});
+    if (geteuid() != 0) {
+      expect_error(run({name, "--config", locked}), 2, {"locked.yaml"});
+    }
+  }
+}
+
+TEST_F(Commands, ABadConfigurationFileIsNamedWithItsLine) {
+  const std::vector<std::pair<std::string, std::string>> cases{
+      {"seed: 1\n  bad: [\n", "bad.yaml:"},
+      {"seed: {\n", "bad.yaml:"},
+      {"- a\n- b\n", "bad.yaml"},
+      {"seed: 1\nseed: 2\n", "seed"},
+      {"dataset: 3\n", "dataset"},
+      {std::string("\x00\xff\xfe\x01", 4), "bad.yaml"},
+      {"num_train_steps: many\n", "num_train_steps"}};
+  for (const auto& [text, part] : cases) {
+    SCOPED_TRACE(text);
+    const std::string file = write("bad.yaml", text);
+    for (const std::string& name : kConfigCommands) expect_error(run({name, "--config", file}), 2, {part});
+  }
+}
+
+TEST_F(Commands, AConfigurationIsPrintedWithItsOrigins) {
+  const std::string file = write("run.yaml", "seed: 5\ndataset:\n  path: a.fa\n");
+  const Outcome outcome = run({"config", "--config", file, "num_train_steps=7"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out,
+              AllOf(HasSubstr("seed: 5"), HasSubstr("num_train_steps: 7"), HasSubstr("run.yaml")));
+}
+
+TEST_F(Commands, OutputThatCannotBeWrittenIsAFailure) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
+  Command command_ = command({"config", "--reference"});
+  command_.out_path = "/dev/full";
+  const Outcome outcome = Child(command_).wait();
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.err, StartsWith("biomoe: "));
+}
+
+TEST_F(Commands, BenchWritesItsFigures) {
+  const Outcome outcome = run({"bench",         "step", "--layers", "1",
+                               "--hidden",      "16",   "--ffn",    "16",
+                               "--num-experts", "2",    "--seq",    "16",
+                               "--batch",       "2",    "--steps",  "2",
+                               "--warmup",      "1",    "--json",   path("bench.json")});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_GT(nlohmann::json::parse(read_file(path("bench.json")))["tokens_per_s"].get<double>(), 0.0);
+}
+
+TEST_F(Commands, TheConfigurationReferenceIsCurrent) {
+  const Outcome outcome = run({"config", "--reference"});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(read_file(BIOMOE_SOURCE_DIR "/docs/configuration.md"), outcome.out)
+      << "write it again: biomoe config --reference > docs/configuration.md";
+}
+
+}  // namespace
+}  // namespace biomoe::test

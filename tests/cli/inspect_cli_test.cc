@@ -1,0 +1,66 @@
+// `data inspect` on files that are odd or damaged.
+#include <nlohmann/json.hpp>
+
+#include "biomoe/core/file.h"
+#include "tests/cli/cli_test_util.h"
+
+namespace biomoe::test {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+constexpr char kCases[] = BIOMOE_TEST_DATA "/data_cases/fasta/";
+
+class InspectCommand : public CliTest {};
+
+TEST_F(InspectCommand, PrintsWhatEachCaseHoldsOrRefusesIt) {
+  const json cases = json::parse(read_file(std::string(kCases) + "expected.json"));
+  ASSERT_GT(cases.size(), 15u);
+  for (const auto& [name, expected] : cases.items()) {
+    SCOPED_TRACE(name);
+    const Outcome outcome = run({"data", "inspect", kCases + name, "--json"});
+    if (expected.value("error", false)) {
+      expect_error(outcome, 2, {name});
+      continue;
+    }
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const json got = json::parse(outcome.out);
+    for (const auto& [key, value] : expected.items()) {
+      if (key != "warns") {
+        EXPECT_EQ(got[key], value) << key;
+      }
+    }
+    for (const auto& record : expected.value("warns", json::array())) {
+      EXPECT_THAT(got["warnings"].dump(), HasSubstr(record.get<std::string>()));
+    }
+    EXPECT_EQ(got["warnings"].empty(), !expected.contains("warns")) << got["warnings"];
+    EXPECT_EQ(run({"data", "inspect", kCases + name}).status, 0);
+  }
+}
+
+TEST_F(InspectCommand, SeveralFilesAreKeptApart) {
+  const Outcome outcome =
+      run({"data", "inspect", path("genome.fa"), std::string(kCases) + "rna.fa", "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json got = json::parse(outcome.out);
+  EXPECT_EQ(got.size(), 2u);
+  EXPECT_EQ(got[path("genome.fa")]["bases"], 20000);
+}
+
+TEST_F(InspectCommand, PathsThatAreNoFilesAreRefused) {
+  expect_error(run({"data", "inspect", "no_such.fa"}), 2, {"no_such.fa", "No such file"});
+  expect_error(run({"data", "inspect", "."}), 2, {"directory"});
+  expect_error(run({"data", "inspect", "no_such_*.fa"}), 2, {"no_such_*.fa", "matches no file"});
+  expect_error(run({"data", "inspect", std::string(5000, 'x')}), 2, {"too long"});
+  expect_error(run({"data", "inspect", ""}), 2, {});
+  expect_error(run({"data", "inspect", "two\nlines.fa"}), 2, {"two\\nlines.fa"});
+  const std::string locked = write("locked.fa", ">a\nACGT\n");
+  std::filesystem::permissions(locked, std::filesystem::perms::none);
+  if (geteuid() != 0) {
+    expect_error(run({"data", "inspect", locked}), 2, {"Permission denied"});
+  }
+}
+
+}  // namespace
+}  // namespace biomoe::test

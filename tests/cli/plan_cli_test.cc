@@ -1,0 +1,99 @@
+// `plan` against the peak resident memory of the same run.
+#include <nlohmann/json.hpp>
+
+#include "biomoe/core/file.h"
+#include "tests/cli/cli_test_util.h"
+
+namespace biomoe::test {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+class Plan : public CliTest {
+ protected:
+  // What plan says of the run that `train` with these arguments makes.
+  json planned(std::vector<std::string> arguments) const {
+    arguments.front() = "plan";
+    arguments.insert(arguments.end(), {"--json", path("plan.json")});
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    for (const char* row : {"weights", "activations", "total", "step time"})
+      EXPECT_THAT(outcome.out, HasSubstr(row));
+    return json::parse(read_file(path("plan.json")));
+  }
+  void expect_planned_within_five_percent(const std::vector<std::string>& arguments) const {
+    const json plan = planned(arguments);
+    const Outcome outcome = run(arguments);
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const auto total = plan["total_bytes"].get<double>();
+    const auto peak = static_cast<double>(outcome.peak_bytes);
+    RecordProperty("planned_bytes", std::to_string(total));
+    RecordProperty("peak_bytes", std::to_string(peak));
+    EXPECT_NEAR(total / peak, 1.0, 0.05) << plan["bytes"].dump(1) << "\npeak " << outcome.peak_bytes;
+    uint64_t sum = 0;
+    for (const auto& row : plan["bytes"].items()) sum += row.value().get<uint64_t>();
+    EXPECT_EQ(sum, plan["total_bytes"].get<uint64_t>());
+  }
+  std::vector<std::string> tiny(std::vector<std::string> overrides) const {
+    std::vector<std::string> arguments{"train",
+                                       "--config",
+                                       BIOMOE_SOURCE_DIR "/configs/ecoli_tiny.yaml",
+                                       "run_dir=" + path("run"),
+                                       "dataset.path=" + path("genome.fa"),
+                                       "num_train_steps=3",
+                                       "num_threads=2"};
+    arguments.insert(arguments.end(), overrides.begin(), overrides.end());
+    return arguments;
+  }
+};
+
+TEST_F(Plan, EcoliTinyIsPlannedWithinFivePercent) {
+  write_fasta("genome.fa", 4639675);
+  expect_planned_within_five_percent(tiny({"validation.max_batches=1", "dataset.validation_fraction=0.01"}));
+}
+
+TEST_F(Plan, ARunWithoutTheCheckpointCopyToo) {
+  write_fasta("genome.fa", 1000000);
+  expect_planned_within_five_percent(
+      tiny({"checkpoint.async_save=false", "grad_acc_steps=2", "dataset.num_workers=4", "recompute_layers=1",
+            "dataset.validation_fraction=0"}));
+}
+
+TEST_F(Plan, ALargerModelToo) {
+  write_fasta("genome.fa", 200000);
+  expect_planned_within_five_percent(
+      tiny({"config_kwargs.hidden_size=512", "config_kwargs.intermediate_size=512",
+            "config_kwargs.num_hidden_layers=4", "dataset.token_micro_batch_size=8192", "num_train_steps=2",
+            "checkpoint.save_every_n_steps=1", "dataset.validation_fraction=0"}));
+}
+
+TEST_F(Plan, AGenomeThatOutweighsTheModelToo) {
+  write_fasta("genome.fa", 60000000);
+  auto arguments = train_arguments("run", {"dataset.validation_fraction=0"});
+  expect_planned_within_five_percent(arguments);
+}
+
+TEST_F(Plan, WithoutTheFilesItSaysWhatIsNotCounted) {
+  auto arguments = train_arguments("run", {"dataset.path=elsewhere.fa"});
+  const json plan = planned(arguments);
+  EXPECT_EQ(plan["sequences_counted"], false);
+  EXPECT_EQ(plan["bytes"]["sequences"], 0);
+  EXPECT_GT(plan["step_time"]["seconds"].get<double>(), 0.0);
+  arguments.front() = "plan";
+  EXPECT_THAT(run(arguments).out, HasSubstr("elsewhere.fa"));
+}
+
+TEST_F(Plan, ARunThatCannotFitIsRefusedWithItsBytes) {
+  const auto arguments = train_arguments("run", {"dataset.token_micro_batch_size=2000000000"});
+  const json plan = planned(arguments);
+  const Outcome outcome = run(arguments);
+  expect_error(outcome, 2,
+               {std::to_string(plan["total_bytes"].get<uint64_t>()),
+                "activations " + std::to_string(plan["bytes"]["activations"].get<uint64_t>()),
+                "dataset.token_micro_batch_size"});
+  EXPECT_FALSE(std::filesystem::exists(path("run")));
+}
+
+}  // namespace
+}  // namespace biomoe::test
