@@ -93,7 +93,7 @@ RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
   const char* smaller_model = "a smaller model (config_kwargs)";
   return {{{"weights", model.weights, smaller_model},
            {"gradients", model.gradients, smaller_model},
-           {"optimiser moments", Optimizer::planned_bytes(parameters), smaller_model},
+           {"optimiser moments", Optimizer::plan_memory(parameters, {}).total(), smaller_model},
            {"activations", model.saved_activations,
             fmt::format("dataset.token_micro_batch_size below {} (with more grad_acc_steps), or "
                         "recompute_layers up to {}",
