@@ -63,4 +63,22 @@ void attention_backward(Context& ctx, const AttentionBackwardArgs& args) {
   BIOMOE_RUN_ON_DEVICE(attention_backward, ctx, args);
 }
 
+void attention_decode(Context& ctx, const AttentionDecodeArgs& args) {
+  constexpr const char* kOp = "attention_decode";
+  const AttentionShape& shape = args.shape;
+  check_shape(kOp, ctx, shape);
+  check_rank(kOp, "q", args.q_TC, 2);
+  check_rank(kOp, "k", args.k_PC, 2);
+  const Shape queries{args.q_TC.shape[0], shape.num_heads * shape.head_dim};
+  const Shape keys{args.k_PC.shape[0], shape.num_key_value_heads * shape.head_dim};
+  check_tensor(kOp, "q", args.q_TC, DType::kF32, queries, Layout::kRows);
+  check_tensor(kOp, "k", args.k_PC, DType::kF32, keys, Layout::kRows);
+  check_tensor(kOp, "v", args.v_PC, DType::kF32, keys, Layout::kRows);
+  check_tensor(kOp, "out", args.out_TC, DType::kF32, queries, Layout::kRows);
+  BM_CHECK(queries[0] <= keys[0] && keys[0] <= shape.max_seqlen,
+           "{}: {} queries at the end of {} keys, expected at most {} keys", kOp, queries[0], keys[0],
+           shape.max_seqlen);
+  BIOMOE_RUN_ON_DEVICE(attention_decode, ctx, args);
+}
+
 }  // namespace biomoe

@@ -46,7 +46,17 @@ struct AttentionBackwardArgs {
   TensorView dv_TC;  // assigned
 };
 
-// Bytes of ctx.scratch for either direction with this many tokens and CPU threads.
+// Incremental decoding of one sequence: its last T tokens attend to a cache of the keys and values of all its
+// P tokens, their own included. Gives what attention_forward gives those T rows of the whole sequence.
+struct AttentionDecodeArgs {
+  AttentionShape shape;
+  TensorView q_TC;  // of tokens [P - T, P)
+  TensorView k_PC;  // of tokens [0, P)
+  TensorView v_PC;
+  TensorView out_TC;  // [T, H*K], assigned
+};
+
+// Bytes of ctx.scratch for any of the three with this many tokens and CPU threads.
 size_t attention_scratch_bytes(Device device, const AttentionShape& shape, int64_t tokens, int num_threads);
 
 namespace cpu {

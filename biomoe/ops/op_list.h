@@ -12,6 +12,7 @@
   X(rope, RopeArgs)                                   \
   X(attention_forward, AttentionForwardArgs)          \
   X(attention_backward, AttentionBackwardArgs)        \
+  X(attention_decode, AttentionDecodeArgs)            \
   X(router_forward, RouterForwardArgs)                \
   X(router_backward, RouterBackwardArgs)              \
   X(dispatch_plan, DispatchPlanArgs)                  \

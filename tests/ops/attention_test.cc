@@ -160,6 +160,57 @@ TEST_P(AttentionTest, PackedIsBitwiseWhatEachSequenceIsAloneInForward) {
   }
 }
 
+// The last `queries` tokens of sequence b against all of its keys, which lie in one packed matrix here.
+Tensor<float> decode(Fixture& f, size_t b, int64_t queries, int threads) {
+  const int64_t begin = f.cu_seqlens[b], keys = f.cu_seqlens[b + 1] - begin;
+  const TensorView all = f.qkv.view();
+  const TensorView seen = all.rows(begin, keys);
+  Tensor<float> out(Shape{queries, f.q_width}, 3);
+  TestContext ctx(threads, attention_scratch_bytes(f.shape, queries, threads));
+  attention_decode(*ctx, {.shape = f.shape,
+                          .q_TC = all.rows(begin + keys - queries, queries).columns(0, f.q_width),
+                          .k_PC = seen.columns(f.q_width, f.kv_width),
+                          .v_PC = seen.columns(f.q_width + f.kv_width, f.kv_width),
+                          .out_TC = out.view()});
+  EXPECT_EQ((*ctx).scratch->used(), 0u);
+  EXPECT_TRUE(out.padding_untouched());
+  return out;
+}
+
+TEST_P(AttentionTest, DecodeGivesTheLastRowsOfEachSequence) {
+  Fixture f(GetParam());
+  const auto want = ref::attention(f.shape, f.cu_seqlens, f.q(f.qkv), f.k(f.qkv), f.v(f.qkv)).out;
+  for (size_t b = 0; b + 1 < f.cu_seqlens.size(); ++b) {
+    const int64_t length = f.cu_seqlens[b + 1] - f.cu_seqlens[b];
+    for (int64_t queries : {int64_t{0}, int64_t{1}, int64_t{2}, length / 2, length}) {
+      if (queries > length) continue;
+      const auto end = want.begin() + f.cu_seqlens[b + 1] * f.q_width;
+      const Tensor<float> one = decode(f, b, queries, 1);
+      EXPECT_CLOSE(one.values(), ref::Vector(end - queries * f.q_width, end), DType::kF32);
+      for (int threads : {2, 3}) EXPECT_TRUE(decode(f, b, queries, threads).same_bits(one)) << threads;
+    }
+  }
+}
+
+TEST(AttentionTest, DecodeRefusesMoreQueriesThanKeysAndMoreKeysThanPlanned) {
+  Fixture f(Case{4, 2, 8, {6}});
+  EXPECT_NO_THROW(decode(f, 0, 6, 1));
+  f.shape.max_seqlen = 5;
+  EXPECT_THROW(decode(f, 0, 1, 1), Error);
+  f.shape.max_seqlen = 6;
+  const TensorView all = f.qkv.view();
+  Tensor<float> out(Shape{6, f.q_width});
+  TestContext ctx(1, f.scratch_bytes(1));
+  AttentionDecodeArgs args{.shape = f.shape,
+                           .q_TC = all.columns(0, f.q_width),
+                           .k_PC = all.rows(0, 5).columns(f.q_width, f.kv_width),
+                           .v_PC = all.rows(0, 5).columns(f.q_width + f.kv_width, f.kv_width),
+                           .out_TC = out.view()};
+  EXPECT_THROW(attention_decode(*ctx, args), Error);
+  args.k_PC = all.columns(f.q_width, f.kv_width);
+  EXPECT_THROW(attention_decode(*ctx, args), Error);  // five values for six keys
+}
+
 // Around a query block of 16, 32 or 64 tokens (by the size of the group) and a chunk of 512 keys.
 INSTANTIATE_TEST_SUITE_P(
     Cases, AttentionTest,

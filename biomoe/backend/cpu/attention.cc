@@ -117,8 +117,9 @@ void for_each_chunk(const AttentionBlocks& blocks, const QueryBlock& block, cons
 struct ForwardPass {
   AttentionBlocks blocks;
   Heads q, k, v, out;
-  float* lse;
+  float* lse;  // null: not wanted
   int64_t lse_stride;
+  int64_t first_query;  // the token whose rows q and out begin with
 };
 
 struct ForwardScratch {
@@ -161,7 +162,7 @@ void forward_block(const ForwardPass& pass, const Work& work, const ForwardScrat
   const int64_t rows = blocks.group * work.block.count;
   const int64_t first_token = work.block.sequence.begin;
   for_each_row(blocks, work, [&](int64_t row, int64_t token, int64_t head) {
-    row_scaled(scratch.q + row * width, pass.q.at(token, head), width, blocks.scale);
+    row_scaled(scratch.q + row * width, pass.q.at(token - pass.first_query, head), width, blocks.scale);
   });
   bool first = true;
   for_each_chunk(blocks, work.block, [&](Range chunk) {
@@ -184,8 +185,10 @@ void forward_block(const ForwardPass& pass, const Work& work, const ForwardScrat
     first = false;
   });
   for_each_row(blocks, work, [&](int64_t row, int64_t token, int64_t head) {
-    row_scaled(pass.out.at(token, head), scratch.out + row * width, width, 1.0f / scratch.sum[row]);
-    pass.lse[head * pass.lse_stride + token] = scratch.maximum[row] + std::log(scratch.sum[row]);
+    float* out = pass.out.at(token - pass.first_query, head);
+    row_scaled(out, scratch.out + row * width, width, 1.0f / scratch.sum[row]);
+    if (pass.lse)
+      pass.lse[head * pass.lse_stride + token] = scratch.maximum[row] + std::log(scratch.sum[row]);
   });
 }
 
@@ -359,7 +362,8 @@ void attention_forward(Context& ctx, const AttentionForwardArgs& args) {
                          .v = Heads(args.v_TC, shape),
                          .out = Heads(args.out_TC, shape),
                          .lse = args.lse_HT.f32(),
-                         .lse_stride = args.lse_HT.row_stride};
+                         .lse_stride = args.lse_HT.row_stride,
+                         .first_query = 0};
   const ArenaScope scope(*ctx.scratch);
   const auto sequences = list_sequences(*ctx.scratch, shape, args.cu_seqlens_B1, args.q_TC.shape[0]);
   const auto query_blocks = list_query_blocks(*ctx.scratch, pass.blocks, sequences);
@@ -406,6 +410,31 @@ void attention_backward(Context& ctx, const AttentionBackwardArgs& args) {
     backward_part(pass, sequence, kv_head, part, scratch[thread]);
   });
   add_parts(ctx, pass);
+}
+
+void attention_decode(Context& ctx, const AttentionDecodeArgs& args) {
+  const AttentionShape& shape = args.shape;
+  const int64_t keys = args.k_PC.shape[0], queries = args.q_TC.shape[0];
+  const ForwardPass pass{.blocks = AttentionBlocks(shape),
+                         .q = Heads(args.q_TC, shape),
+                         .k = Heads(args.k_PC, shape),
+                         .v = Heads(args.v_PC, shape),
+                         .out = Heads(args.out_TC, shape),
+                         .lse = nullptr,
+                         .lse_stride = 0,
+                         .first_query = keys - queries};
+  const ArenaScope scope(*ctx.scratch);
+  const auto* scratch = scratch_per_thread<ForwardScratch>(ctx, pass.blocks);
+  const int64_t kv_heads = shape.num_key_value_heads;
+  const int64_t query_blocks = ceil_div(queries, pass.blocks.tokens);
+  const OneThreadPerProduct guard;
+  parallel_items(ctx, query_blocks * kv_heads, [&](int64_t item, int thread) {
+    // Those with most keys first.
+    const int64_t begin = (query_blocks - 1 - item / kv_heads) * pass.blocks.tokens;
+    const QueryBlock block{
+        {0, keys}, pass.first_query + begin, std::min(pass.blocks.tokens, queries - begin)};
+    forward_block(pass, {block, item % kv_heads}, scratch[thread]);
+  });
 }
 
 }  // namespace biomoe::cpu
