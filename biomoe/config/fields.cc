@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "biomoe/config/scalars.h"
 #include "biomoe/core/error.h"
 
 namespace biomoe {
@@ -78,14 +77,7 @@ struct Assign {
     *member = std::move(items);
   }
   void operator()(const ChoiceRef& choice) const {
-    const std::string text = read_text(value);
-    const auto found = std::find(choice.names.begin(), choice.names.end(), text);
-    if (found == choice.names.end()) {
-      const std::string near = nearest(text, {choice.names.begin(), choice.names.end()});
-      refuse_value(value, fmt::format("{} is expected, not {}{}", join_or(choice.names), shown(text),
-                                      near.empty() ? "" : "; did you mean " + near + "?"));
-    }
-    choice.set(choice.member, static_cast<size_t>(found - choice.names.begin()));
+    choice.set(choice.member, choice_index(value, choice.names));
   }
 };
 
@@ -244,6 +236,17 @@ struct Print {
 };
 
 }  // namespace
+
+size_t choice_index(const ConfigValue& value, std::span<const std::string_view> names) {
+  const std::string text = read_text(value);
+  const auto found = std::find(names.begin(), names.end(), text);
+  if (found == names.end()) {
+    const std::string near = nearest(text, {names.begin(), names.end()});
+    refuse_value(value, fmt::format("{} is expected, not {}{}", join_or(names), shown(text),
+                                    near.empty() ? "" : "; did you mean " + near + "?"));
+  }
+  return static_cast<size_t>(found - names.begin());
+}
 
 std::vector<Origin> read_fields(const FieldList& list, const ConfigNode& tree) {
   return Reader(list).read(tree);

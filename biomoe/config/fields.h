@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "biomoe/config/node.h"
+#include "biomoe/config/scalars.h"
 
 namespace biomoe {
 
@@ -79,6 +80,20 @@ class FieldList {
 // the order of list.fields(). Throws user_error "file:line: key: what; what to do" for an unknown key, a
 // value of the wrong type or out of its range, and for a value left at ???.
 std::vector<Origin> read_fields(const FieldList& list, const ConfigNode& tree);
+
+// The position of the value's text among `names`. Throws user_error "origin: key: what".
+size_t choice_index(const ConfigValue& value, std::span<const std::string_view> names);
+
+// The same for an argument of the command line that stands outside the configuration.
+template <typename Enum, size_t N>
+Enum choice_of(const std::string& key, const std::string& text,
+               const std::array<std::string_view, N>& names) {
+  ConfigNode node;
+  node.kind = ConfigNode::Kind::kScalar;
+  node.text = text;
+  node.origin.kind = Origin::Kind::kCommandLine;
+  return static_cast<Enum>(choice_index({node, key}, names));
+}
 
 // "integer", "list of text", "upper, keep or weight", ...
 std::string field_type(const Field& field);

@@ -152,6 +152,12 @@ TEST(Fields, ChoicesNameTheirValues) {
   EXPECT_THAT(yaml_message("dataset: {colour: null}"), HasSubstr("not null"));
 }
 
+TEST(Fields, ChoicesOfTheCommandLineReadAsThoseOfTheConfiguration) {
+  EXPECT_EQ(choice_of<Colour>("--colour", "dark_blue", kColourNames), Colour::kDarkBlue);
+  EXPECT_EQ(user_message([] { choice_of<Colour>("--colour", "gren", kColourNames); }),
+            "command line: --colour: red, green or dark_blue is expected, not 'gren'; did you mean green?");
+}
+
 TEST(Fields, HolesHaveToBeFilled) {
   EXPECT_THAT(yaml_message("steps: ???"), HasSubstr("steps: has to be given; add steps=VALUE"));
   EXPECT_THAT(yaml_message("dataset: {path: [\"?\?\?\"]}"), HasSubstr("dataset.path: has to be given"));

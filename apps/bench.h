@@ -1,0 +1,35 @@
+// What the benchmarks share: the options, the batch and the report.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "biomoe/data/batch.h"
+#include "biomoe/model/model_config.h"
+#include "biomoe/moe/moe_layer.h"
+
+namespace biomoe::apps {
+
+struct BenchOptions {
+  ModelConfig model;
+  int64_t seq = 512, batch = 4, steps = 10, warmup = 3, num_threads = 0;
+  ExpertFfnMode mode = ExpertFfnMode::kGroupedLinear;
+  std::string json;
+};
+
+// options.batch sequences of random tokens; the last token of each has no target.
+Batch random_batch(const BenchOptions& options);
+
+// Version, device, threads and sizes: the head of every report.
+nlohmann::json bench_header(const BenchOptions& options, const char* what);
+
+double median_of(std::vector<double> values);
+
+// Whole steps (forward, loss, backward, norm, clipping, AdamW) on random tokens.
+nlohmann::json bench_step(const BenchOptions& options);
+
+// Every operation of the model alone, beside two measured ceilings of the machine; prints the table.
+nlohmann::json bench_ops(const BenchOptions& options);
+
+}  // namespace biomoe::apps
