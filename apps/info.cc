@@ -1,4 +1,3 @@
-#include <dnnl.h>
 #include <htslib/hts.h>
 
 #include "apps/commands.h"
@@ -10,10 +9,8 @@ namespace biomoe::apps {
 void add_info(CLI::App& app) {
   CLI::App* command = app.add_subcommand("info", "versions and devices");
   command->callback([] {
-    const dnnl_version_t* dnnl = dnnl_version();
     fmt::print("biomoe {}\n", kVersion);
     fmt::print("compiler   {}\n", __VERSION__);
-    fmt::print("oneDNN     {}.{}.{}\n", dnnl->major, dnnl->minor, dnnl->patch);
     fmt::print("htslib     {}\n", hts_version());
     fmt::print("cpu        {} threads, fp32\n", resolved_threads(0));
     fmt::print("cuda       not in this build\n");

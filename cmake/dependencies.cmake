@@ -9,7 +9,6 @@ if(NOT TARGET yaml-cpp::yaml-cpp)  # yaml-cpp before 0.8 exports an un-namespace
   add_library(yaml-cpp::yaml-cpp INTERFACE IMPORTED)
   target_link_libraries(yaml-cpp::yaml-cpp INTERFACE yaml-cpp)
 endif()
-find_package(dnnl REQUIRED)
 find_package(ZLIB REQUIRED)  # checksums of checkpoints; htslib brings it
 
 find_package(PkgConfig REQUIRED)

@@ -6,7 +6,6 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build pkg-config ccache git
   libhts-dev libzstd-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libfmt-dev zlib1g-dev
-  libdnnl-dev ocl-icd-opencl-dev  # Debian's oneDNN looks for OpenCL when found by CMake, and only recommends it
   libgtest-dev libgmock-dev clang-format-14
 )
 

@@ -369,7 +369,6 @@ void attention_forward(Context& ctx, const AttentionForwardArgs& args) {
   const auto query_blocks = list_query_blocks(*ctx.scratch, pass.blocks, sequences);
   const auto* scratch = scratch_per_thread<ForwardScratch>(ctx, pass.blocks);
   const int64_t kv_heads = shape.num_key_value_heads;
-  const OneThreadPerProduct guard;
   parallel_items(ctx, static_cast<int64_t>(query_blocks.size()) * kv_heads, [&](int64_t item, int thread) {
     const Work work{query_blocks[static_cast<size_t>(item / kv_heads)], item % kv_heads};
     forward_block(pass, work, scratch[thread]);
@@ -402,7 +401,6 @@ void attention_backward(Context& ctx, const AttentionBackwardArgs& args) {
   const auto* scratch = scratch_per_thread<BackwardScratch>(ctx, pass.blocks);
   const int64_t kv_heads = shape.num_key_value_heads;
   const int64_t items = static_cast<int64_t>(sequences.size()) * kv_heads * pass.parts;
-  const OneThreadPerProduct guard;
   parallel_items(ctx, items, [&](int64_t item, int thread) {
     const int64_t part = item % pass.parts;
     const int64_t kv_head = item / pass.parts % kv_heads;

@@ -43,7 +43,6 @@ void run_experts(const Context& ctx, const GroupedGemmArgs& args, const ProductO
   };
   int64_t tiles = 0;
   for (int64_t e = 0; e < experts; ++e) tiles += tiling_of(e).count();
-  const OneThreadPerProduct guard;
   parallel_items(ctx, tiles, [&](int64_t item, int) {
     int64_t e = 0;
     int64_t tile = item;

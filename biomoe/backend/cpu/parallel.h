@@ -1,6 +1,8 @@
 // Sharing work over ctx.num_threads OpenMP threads. What a body computes for an item must not depend on which
 // thread computes it; then results are the same for any number of threads.
 // A body must not throw: an exception cannot leave a parallel region.
+// Every region has all ctx.num_threads threads, idle ones too: OpenMP's runtime allocates when the size of a
+// team changes.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +41,7 @@ void parallel_ranges(const Context& ctx, int64_t count, int64_t min_per_thread, 
     body(Range{0, count});
     return;
   }
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
+#pragma omp parallel for num_threads(ctx.num_threads) schedule(static, 1)
   for (int part = 0; part < threads; ++part) body(split_range(count, threads, part));
 }
 
@@ -54,7 +56,7 @@ void parallel_items(const Context& ctx, int64_t count, const Body& body) {
     return;
   }
   int64_t next = 0;
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
+#pragma omp parallel for num_threads(ctx.num_threads) schedule(static, 1)
   for (int thread = 0; thread < threads; ++thread) {
     for (;;) {
       int64_t item = 0;

@@ -1,16 +1,218 @@
+// Products by packing and a register-blocked kernel (Goto and van de Geijn, "Anatomy of high-performance
+// matrix multiplication", 2008). Both operands are copied, block by block, into panels in the order in which
+// the kernel reads them; the copies live in two buffers of each thread, so that no call allocates.
+//
+// Every element of the result is the sum over kDepth-long pieces of the inner size, each summed in order with
+// one accumulator, whatever the place of the element in its matrix: it does not depend on how a product is
+// cut.
 #include "biomoe/backend/cpu/sgemm.h"
 
-#include <dnnl.h>
-#include <omp.h>
-
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
+#include <cstring>
 
 #include "biomoe/backend/cpu/parallel.h"
 
 namespace biomoe::cpu {
 namespace {
+
+// Vectors of the widest registers that the target has, and a block of the result that fills its registers:
+// kRows x 2 accumulators, two vectors of b, and one element of a in all lanes.
+#if defined(__AVX512F__)
+constexpr int64_t kVectorBytes = 64;
+constexpr int64_t kRows = 12;
+#elif defined(__AVX__)
+constexpr int64_t kVectorBytes = 32;
+constexpr int64_t kRows = 6;
+#else
+constexpr int64_t kVectorBytes = 16;
+constexpr int64_t kRows = 6;
+#endif
+typedef float Vector __attribute__((vector_size(kVectorBytes)));
+typedef float Quad __attribute__((vector_size(16)));
+constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(float));
+constexpr int64_t kColumns = 2 * kLanes;
+
+// A block of b stays in the level 2 cache, and kRows rows of a in the level 1 cache while the block passes
+// by.
+constexpr int64_t kDepth = 256;
+constexpr int64_t kBlockRows = 192;
+constexpr int64_t kBlockColumns = 256;
+static_assert(kBlockRows % kRows == 0 && kBlockColumns % kColumns == 0);
+
+alignas(128) thread_local float packed_a[kBlockRows * kDepth];
+alignas(128) thread_local float packed_b[kBlockColumns * kDepth];
+
+template <typename V>
+V load(const float* from) {
+  V vector;
+  std::memcpy(&vector, from, sizeof(vector));
+  return vector;
+}
+
+template <typename V>
+void store(float* to, V vector) {
+  std::memcpy(to, &vector, sizeof(vector));
+}
+
+// to[j * to_stride + i] = from[i * from_stride + j] for i, j < 4.
+inline void transpose_4x4(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+  const Quad a = load<Quad>(from), b = load<Quad>(from + from_stride);
+  const Quad c = load<Quad>(from + 2 * from_stride), d = load<Quad>(from + 3 * from_stride);
+  const Quad ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5),
+             ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const Quad cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5),
+             cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  store(to, __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5));
+  store(to + to_stride, __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7));
+  store(to + 2 * to_stride, __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5));
+  store(to + 3 * to_stride, __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7));
+}
+
+// An operand seen as `count` lines (rows of a, columns of b) of `depth` elements.
+struct Lines {
+  const float* data;
+  int64_t stride;
+  bool contiguous_depth;  // element k of line i at i * stride + k, else at k * stride + i
+};
+
+// So many elements of lines that lie side by side are copied before the next ones: panel by panel, neighbours
+// in memory would have left the cache before their turn.
+constexpr int64_t kPiece = 8;
+
+// One panel of a whole `width` of lines: [depth][width].
+template <int64_t width>
+void pack_panel(const Lines& lines, int64_t depth, float* panel) {
+  static_assert(width >= 4);
+  if (!lines.contiguous_depth) {
+    for (int64_t k = 0; k < depth; ++k) {
+      std::memcpy(panel + k * width, lines.data + k * lines.stride, width * sizeof(float));
+      // For the next piece. It may lie past the end, where a prefetch does nothing.
+      __builtin_prefetch(lines.data + (k + kPiece) * lines.stride);
+    }
+    return;
+  }
+  int64_t k = 0;
+  for (; k + 4 <= depth; k += 4) {
+    // The last quad of lines overlaps the one before it when the width is no multiple of four.
+    for (int64_t i = 0; i < width; i += 4) {
+      const int64_t line = std::min(i, width - 4);
+      transpose_4x4(lines.data + line * lines.stride + k, lines.stride, panel + k * width + line, width);
+    }
+  }
+  for (; k < depth; ++k) {
+    for (int64_t i = 0; i < width; ++i) panel[k * width + i] = lines.data[i * lines.stride + k];
+  }
+}
+
+// The last panel, of fewer lines, filled up with zeros.
+template <int64_t width>
+void pack_rest(const Lines& lines, int64_t rest, int64_t depth, float* panel) {
+  for (int64_t k = 0; k < depth; ++k) {
+    for (int64_t i = 0; i < rest; ++i) {
+      panel[k * width + i] = lines.data[lines.contiguous_depth ? i * lines.stride + k : k * lines.stride + i];
+    }
+    std::fill(panel + k * width + rest, panel + (k + 1) * width, 0.0f);
+  }
+}
+
+// Panels of `width` lines one after the other.
+template <int64_t width>
+void pack(const Lines& lines, int64_t count, int64_t depth, float* packed) {
+  const int64_t piece = lines.contiguous_depth ? depth : kPiece;
+  const int64_t whole = count / width * width;
+  for (int64_t begin = 0; begin < depth; begin += piece) {
+    for (int64_t first = 0; first < whole; first += width) {
+      Lines part = lines;
+      part.data += lines.contiguous_depth ? first * lines.stride : begin * lines.stride + first;
+      pack_panel<width>(part, std::min(piece, depth - begin), packed + first * depth + begin * width);
+    }
+  }
+  if (whole == count) return;
+  Lines last = lines;
+  last.data += whole * (lines.contiguous_depth ? lines.stride : 1);
+  pack_rest<width>(last, count - whole, depth, packed + whole * depth);
+}
+
+// Where element (row, k) of kRows rows of a lies: at row * row_step + k * depth_step.
+struct PackedSteps {
+  static constexpr int64_t row_step = 1;
+  static constexpr int64_t depth_step = kRows;
+};
+struct RowMajorSteps {
+  int64_t row_step;
+  static constexpr int64_t depth_step = 1;
+};
+
+// c (kRows x kColumns) = or += kRows rows of a times a panel of b.
+template <bool accumulate, typename Steps>
+[[gnu::noinline]] void multiply_panel(const float* a, Steps steps, const float* b, int64_t depth, float* c,
+                                      int64_t stride) {
+  Vector sums[kRows][2] = {};
+  for (int64_t k = 0; k < depth; ++k) {
+    const Vector b0 = load<Vector>(b + k * kColumns), b1 = load<Vector>(b + k * kColumns + kLanes);
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kRows; ++i) {
+      const Vector lanes = a[i * steps.row_step + k * steps.depth_step] - Vector{};
+      sums[i][0] += lanes * b0;
+      sums[i][1] += lanes * b1;
+    }
+  }
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < kRows; ++i) {
+    float* row = c + i * stride;
+    if constexpr (accumulate) {
+      sums[i][0] += load<Vector>(row);
+      sums[i][1] += load<Vector>(row + kLanes);
+    }
+    store(row, sums[i][0]);
+    store(row + kLanes, sums[i][1]);
+  }
+}
+
+// A block of a, by panels of kRows rows. Rows that lie one after the other are read where they are; only what
+// the kernel cannot read, columns and the last few rows, is copied.
+struct BlockOfA {
+  BlockOfA(const Matrix& a, int64_t rows, int64_t depth_in) : matrix(a), depth(depth_in) {
+    const int64_t first_copied = a.transposed ? 0 : rows / kRows * kRows;
+    Lines lines{a.data, a.stride, !a.transposed};
+    lines.data += first_copied * (a.transposed ? 1 : a.stride);
+    pack<kRows>(lines, rows - first_copied, depth, packed_a + first_copied * depth);
+  }
+  template <bool accumulate>
+  void multiply(int64_t row, int64_t rows, const float* b, float* c, int64_t stride) const {
+    if (matrix.transposed || rows < kRows) {
+      multiply_panel<accumulate>(packed_a + row * depth, PackedSteps{}, b, depth, c, stride);
+    } else {
+      multiply_panel<accumulate>(matrix.data + row * matrix.stride, RowMajorSteps{matrix.stride}, b, depth, c,
+                                 stride);
+    }
+  }
+  Matrix matrix;
+  int64_t depth;
+};
+
+// c = or += a packed_b; the sizes of c lie within a block.
+template <bool accumulate>
+void multiply_block(const Product& c, const BlockOfA& a) {
+  for (int64_t row = 0; row < c.rows; row += kRows) {
+    const int64_t rows = std::min(kRows, c.rows - row);
+    for (int64_t column = 0; column < c.columns; column += kColumns) {
+      const int64_t columns = std::min(kColumns, c.columns - column);
+      const float* b = packed_b + column * a.depth;
+      float* part = c.data + row * c.stride + column;
+      if (rows == kRows && columns == kColumns) {
+        a.multiply<accumulate>(row, rows, b, part, c.stride);
+        continue;
+      }
+      float whole[kRows * kColumns] = {};
+      for (int64_t i = 0; accumulate && i < rows; ++i) {
+        std::copy_n(part + i * c.stride, columns, whole + i * kColumns);
+      }
+      a.multiply<accumulate>(row, rows, b, whole, kColumns);
+      for (int64_t i = 0; i < rows; ++i) std::copy_n(whole + i * kColumns, columns, part + i * c.stride);
+    }
+  }
+}
 
 // Where rows and columns from (row, column) of op(matrix) begin in memory.
 Matrix shifted(const Matrix& matrix, int64_t row, int64_t column) {
@@ -19,37 +221,48 @@ Matrix shifted(const Matrix& matrix, int64_t row, int64_t column) {
   return part;
 }
 
+// Rows and columns of c.
+Product part_of(const Product& c, Range rows, Range columns) {
+  Product part = c;
+  part.data += rows.begin * c.stride + columns.begin;
+  part.rows = rows.count();
+  part.columns = columns.count();
+  return part;
+}
+
 }  // namespace
 
-OneThreadPerProduct::OneThreadPerProduct() : threads_before_(omp_get_max_threads()) {
-  omp_set_num_threads(1);
-}
-
-OneThreadPerProduct::~OneThreadPerProduct() {
-  omp_set_num_threads(threads_before_);
-}
-
 void sgemm(const Product& c, const Matrix& a, const Matrix& b) {
-  if (c.rows == 0 || c.columns == 0) return;
-  if (c.inner == 0) {
-    if (c.accumulate) return;
+  if (c.inner == 0 && !c.accumulate) {
     for (int64_t row = 0; row < c.rows; ++row) std::fill_n(c.data + row * c.stride, c.columns, 0.0f);
-    return;
   }
-  const dnnl_status_t status =
-      dnnl_sgemm(a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', c.rows, c.columns, c.inner, 1.0f, a.data,
-                 a.stride, b.data, b.stride, c.accumulate ? 1.0f : 0.0f, c.data, c.stride);
-  if (status == dnnl_success) return;
-  std::fprintf(stderr, "biomoe: oneDNN failed with status %d on a product of %lld x %lld x %lld\n",
-               static_cast<int>(status), static_cast<long long>(c.rows), static_cast<long long>(c.columns),
-               static_cast<long long>(c.inner));
-  std::abort();
+  const int64_t column_blocks = ceil_div(c.columns, kBlockColumns);
+  const int64_t row_blocks = ceil_div(c.rows, kBlockRows);
+  const int64_t depth_blocks = ceil_div(c.inner, kDepth);
+  for (int64_t column_block = 0; column_block < column_blocks; ++column_block) {
+    const Range columns = split_range(c.columns, column_blocks, column_block);
+    for (int64_t depth_block = 0; depth_block < depth_blocks; ++depth_block) {
+      const Range depth = split_range(c.inner, depth_blocks, depth_block);
+      const Matrix b_part = shifted(b, depth.begin, columns.begin);
+      pack<kColumns>({b_part.data, b_part.stride, b.transposed}, columns.count(), depth.count(), packed_b);
+      for (int64_t row_block = 0; row_block < row_blocks; ++row_block) {
+        const Range rows = split_range(c.rows, row_blocks, row_block);
+        const BlockOfA a_block(shifted(a, rows.begin, depth.begin), rows.count(), depth.count());
+        const Product part = part_of(c, rows, columns);
+        if (c.accumulate || depth_block > 0) {
+          multiply_block<true>(part, a_block);
+        } else {
+          multiply_block<false>(part, a_block);
+        }
+      }
+    }
+  }
 }
 
 Tiling tile_product(int64_t rows, int64_t columns, int64_t inner, int64_t enough_tiles) {
   if (rows == 0 || columns == 0) return {};
-  constexpr int64_t kMaxRows = 256;
-  constexpr int64_t kMaxColumns = 512;
+  constexpr int64_t kMaxRows = 384;
+  constexpr int64_t kMaxColumns = 256;
   constexpr int64_t kMinSide = 128;      // a smaller tile spends its time on copying operands
   constexpr int64_t kMinWork = 1 << 21;  // multiply-adds; some 25 microseconds
   int64_t tile_rows = std::min(rows, kMaxRows);
@@ -69,11 +282,7 @@ void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling
   // Neighbouring tiles share their rows of a and go through b.
   const Range rows = split_range(c.rows, tiling.row_tiles, tile / tiling.column_tiles);
   const Range columns = split_range(c.columns, tiling.column_tiles, tile % tiling.column_tiles);
-  Product part = c;
-  part.data += rows.begin * c.stride + columns.begin;
-  part.rows = rows.count();
-  part.columns = columns.count();
-  sgemm(part, shifted(a, rows.begin, 0), shifted(b, 0, columns.begin));
+  sgemm(part_of(c, rows, columns), shifted(a, rows.begin, 0), shifted(b, 0, columns.begin));
 }
 
 }  // namespace biomoe::cpu

@@ -1,22 +1,9 @@
-// Row-major single-precision products on the calling thread, by oneDNN.
+// Row-major single-precision products on the calling thread.
 #pragma once
 
 #include <cstdint>
 
 namespace biomoe::cpu {
-
-// While one lives, the oneDNN calls of this thread, and of the threads of parallel regions that it opens,
-// start no threads of their own. Every function that calls sgemm() holds one.
-class OneThreadPerProduct {
- public:
-  OneThreadPerProduct();
-  ~OneThreadPerProduct();
-  OneThreadPerProduct(const OneThreadPerProduct&) = delete;
-  OneThreadPerProduct& operator=(const OneThreadPerProduct&) = delete;
-
- private:
-  int threads_before_;
-};
 
 // An operand as it lies in memory; `stride` elements from one row to the next.
 struct Matrix {
@@ -35,8 +22,8 @@ struct Product {
   bool accumulate = false;
 };
 
-// c = a b, or c += a b. Any size may be 0; without accumulate what c held is ignored, NaN included.
-// Terminates the program if oneDNN refuses (out of memory): it is called where nothing may be thrown.
+// c = a b, or c += a b. Any size may be 0; without accumulate what c held is ignored, NaN included. Neither
+// allocates nor throws. An element of c depends on its row of a and its column of b alone, to the bit.
 void sgemm(const Product& c, const Matrix& a, const Matrix& b);
 
 // How a product of `rows` x `columns` is cut into tiles that different threads may compute. It depends on the
