@@ -7,6 +7,7 @@
 #include "biomoe/ops/cross_entropy.h"
 #include "biomoe/ops/dispatch.h"
 #include "biomoe/ops/embedding.h"
+#include "biomoe/ops/fill.h"
 #include "biomoe/ops/gemm.h"
 #include "biomoe/ops/grouped_gemm.h"
 #include "biomoe/ops/rms_norm.h"
@@ -22,17 +23,24 @@ OpTensors lay_out(TensorAllocator& allocator, const ModelConfig& config, const P
                   int64_t tokens, int64_t seq) {
   const int64_t A = parameters.arena_elements(), N = tokens * config.num_experts_per_tok;
   OpTensors at;
-  at.saved = allocate_block_saved(allocator, config, tokens);
+  at.saved = allocate_block_saved(allocator, config, {}, tokens);
   at.saved.x_TD = allocator.tensor(DType::kF32, {tokens, config.hidden_size});
-  at.work = allocate_block_workspace(allocator, config, tokens, true);
-  at.head = allocate_head_workspace(allocator, config.vocab_size, tokens);
+  at.work = allocate_block_workspace(allocator, config, {}, tokens, true);
+  at.head = allocate_head_workspace(allocator, Device::kCpu, DType::kF32, config.vocab_size, tokens);
   at.stats = allocate_routing_stats(allocator, 1, config.num_local_experts);
   at.dstream_TD = allocator.tensor(DType::kF32, {tokens, config.hidden_size});
-  at.dgate_up_N2F = allocator.tensor(DType::kF32, {N, 2 * config.intermediate_size});
+  at.dgate_up_R2F = allocator.tensor(DType::kF32, {N, 2 * config.intermediate_size});
   for (TensorView* flat : {&at.weights_A, &at.gradients_A, &at.exp_avg_A, &at.exp_avg_sq_A}) {
     *flat = allocator.tensor(DType::kF32, {A});
   }
   at.sums_S = allocator.tensor(DType::kF64, {static_cast<int64_t>(parameters.specs().size())});
+  at.update_5 = allocator.tensor(DType::kF64, {kNumUpdateValues});
+  at.grad_scale_1 = allocator.tensor(DType::kF64, {1});
+  at.loss_sums_3 = allocator.tensor(DType::kF64, {3});
+  at.losses_2 = allocator.tensor(DType::kF64, {2});
+  at.balance_E = allocator.tensor(DType::kF32, {config.num_local_experts});
+  at.norm_1 = allocator.tensor(DType::kF64, {1});
+  at.count_1 = allocator.tensor(DType::kI64, {1});
   at.cos_SK2 = allocator.tensor(DType::kF32, {seq, config.key_width() / 2});
   at.sin_SK2 = allocator.tensor(DType::kF32, {seq, config.key_width() / 2});
   return at;
@@ -86,18 +94,21 @@ OpBench::OpBench(const BenchOptions& options)
   arena_ = Arena(planner.used(), "the operands");
   at_ = lay_out(arena_, config_, parameters_, tokens_, seq_);
   const int threads = resolved_threads(options.num_threads);
-  scratch_ = Arena(std::max(attention_scratch_bytes(attention_, tokens_, threads),
+  scratch_ = Arena(std::max(attention_scratch_bytes(Device::kCpu, attention_, tokens_, threads),
                             rms_norm_backward_scratch_bytes(tokens_, config_.hidden_size)),
                    "scratch");
   ctx_.num_threads = threads;
   ctx_.scratch = &scratch_;
-  weights_ = block_weights(parameters_, config_, at_.weights_A.f32(), 0);
-  gradients_ = block_weights(parameters_, config_, at_.gradients_A.f32(), 0);
+  weights_ = block_weights(parameters_, config_, at_.weights_A, 0);
+  gradients_ = block_weights(parameters_, config_, at_.gradients_A, 0);
   fill_normal(at_.weights_A, 0, config_.initializer_range);
   fill_normal(at_.gradients_A, 1, 1e-3);
   fill_normal(at_.dstream_TD, 2, 1e-3);
   fill_rope_tables(config_.rope_theta, config_.key_width(), at_.cos_SK2, at_.sin_SK2);
-  at_.stats.reset();
+  at_.stats.tokens = tokens_;
+  at_.update_5.f64()[kLr] = 1e-5;
+  at_.update_5.f64()[kCorrection1] = at_.update_5.f64()[kCorrection2] = 1.0;
+  *at_.grad_scale_1.f64() = 1.0 / batch_.target_weight;
   tokens_T_ = view_of(batch_.tokens, DType::kI32);
   targets_T_ = view_of(batch_.targets, DType::kI32);
   loss_weights_T_ = view_of(batch_.loss_weights, DType::kF32);
@@ -134,14 +145,14 @@ void OpBench::add_gemm(std::string what, const GemmArgs& args) {
 
 void OpBench::add_experts_gemm(std::string_view op, void (*function)(Context&, const GroupedGemmArgs&),
                                std::string what, const GroupedGemmArgs& args) {
-  const double flops = product_flops(args.x_NI.shape[0], args.w_EOI.shape[1], args.w_EOI.shape[2]);
-  const TensorView read = op == "grouped_gemm_wgrad" ? args.w_EOI : TensorView();
-  add(op, function, std::move(what), flops, {args.x_NI, args.w_EOI, args.y_NO, read}, args);
+  const double flops = product_flops(args.x_RI.shape[0], args.w_EOI.shape[1], args.w_EOI.shape[2]);
+  const TensorView read = args.accumulate ? args.w_EOI : TensorView();
+  add(op, function, std::move(what), flops, {args.x_RI, args.w_EOI, args.y_RO, read}, args);
 }
 
 void OpBench::add_attention_inputs() {
   const BlockSaved& saved = at_.saved;
-  const TensorView embedding = parameters_.view(at_.weights_A.f32(), parameters_.specs().front());
+  const TensorView embedding = parameters_.view(at_.weights_A, parameters_.specs().front());
   const TensorView read = embedding.rows(0, std::min(config_.vocab_size, tokens_));  // at most
   add<EmbeddingForwardArgs>("embedding_forward", embedding_forward, "", 0, {tokens_T_, read, saved.x_TD},
                             {.tokens_T = tokens_T_, .weight_VD = embedding, .y_TD = saved.x_TD});
@@ -205,12 +216,22 @@ void OpBench::add_router() {
                           .counts_E = TensorView(at_.stats.counts_LE.data, DType::kI64, {E}),
                           .prob_sums_E = TensorView(at_.stats.prob_sums_LE.data, DType::kF64, {E}),
                           .z_sum_1 = at_.stats.z_sums_L});
+  add<BalanceLossArgs>("balance_loss", balance_loss, "", 4 * elements(at_.stats.counts_LE),
+                       {at_.stats.counts_LE, at_.stats.prob_sums_LE},
+                       {.counts_LE = at_.stats.counts_LE,
+                        .prob_sums_LE = at_.stats.prob_sums_LE,
+                        .z_sums_L = at_.stats.z_sums_L,
+                        .tokens = tokens_,
+                        .balance_coef = 0.02,
+                        .losses_2 = at_.losses_2,
+                        .balance_E = at_.balance_E});
   add<DispatchPlanArgs>("dispatch_plan", dispatch_plan, "", 0,
-                        {moe.experts_Tk, moe.row_of_slot_N, moe.slot_of_row_N},
+                        {moe.experts_Tk, moe.row_of_slot_N, moe.slot_of_row_R},
                         {.experts_Tk = moe.experts_Tk,
                          .offsets_E1 = moe.offsets_E1,
+                         .rows_E = moe.rows_E,
                          .row_of_slot_N = moe.row_of_slot_N,
-                         .slot_of_row_N = moe.slot_of_row_N});
+                         .slot_of_row_R = moe.slot_of_row_R});
 }
 
 void OpBench::add_experts() {
@@ -218,31 +239,42 @@ void OpBench::add_experts() {
   const MoeWorkspace& work = at_.work.moe;
   const TensorView x = at_.saved.norm1_TD;
   add<PermuteArgs>("permute", permute, "", 0,
-                   {x, moe.slot_of_row_N, work.x_ND, moe.weights_Tk, moe.row_weights_N},
+                   {x, moe.slot_of_row_R, work.x_RD, moe.weights_Tk, moe.row_weights_R},
                    {.x_TD = x,
-                    .slot_of_row_N = moe.slot_of_row_N,
-                    .y_ND = work.x_ND,
+                    .slot_of_row_R = moe.slot_of_row_R,
+                    .y_RD = work.x_RD,
                     .values_N = flat(moe.weights_Tk),
-                    .y_values_N = moe.row_weights_N,
+                    .y_values_R = moe.row_weights_R,
                     .top_k = config_.num_experts_per_tok});
   add_experts_gemm("grouped_gemm_forward", grouped_gemm_forward, "gate and up",
-                   {.x_NI = work.x_ND,
+                   {.x_RI = work.x_RD,
                     .w_EOI = weights_.moe.gate_up_E2FD,
-                    .y_NO = moe.gate_up_N2F,
+                    .y_RO = moe.gate_up_R2F,
                     .offsets_E1 = moe.offsets_E1});
   add<ScaledSwigluForwardArgs>(
-      "scaled_swiglu_forward", scaled_swiglu_forward, "", 6 * elements(moe.act_NF),
-      {moe.gate_up_N2F, moe.row_weights_N, moe.act_NF},
-      {.gate_up_N2F = moe.gate_up_N2F, .probs_N = moe.row_weights_N, .act_NF = moe.act_NF});
+      "scaled_swiglu_forward", scaled_swiglu_forward, "", 6 * elements(moe.act_RF),
+      {moe.gate_up_R2F, moe.row_weights_R, moe.act_RF},
+      {.gate_up_R2F = moe.gate_up_R2F, .probs_R = moe.row_weights_R, .act_RF = moe.act_RF});
+  const double gate_up_flops =
+      product_flops(work.x_RD.shape[0], moe.gate_up_R2F.shape[1], work.x_RD.shape[1]);
+  add<GroupedGateUpArgs>("grouped_gate_up", grouped_gate_up, "", gate_up_flops + 6 * elements(moe.act_RF),
+                         {work.x_RD, weights_.moe.gate_up_E2FD, moe.gate_up_R2F, moe.act_RF},
+                         {.x_RD = work.x_RD,
+                          .w_E2FD = weights_.moe.gate_up_E2FD,
+                          .gate_up_R2F = moe.gate_up_R2F,
+                          .probs_R = moe.row_weights_R,
+                          .act_RF = moe.act_RF,
+                          .offsets_E1 = moe.offsets_E1,
+                          .rows_E = moe.rows_E});
   add_experts_gemm(
       "grouped_gemm_forward", grouped_gemm_forward, "down",
-      {.x_NI = moe.act_NF, .w_EOI = weights_.moe.down_EDF, .y_NO = work.y_ND, .offsets_E1 = moe.offsets_E1});
-  add<UnpermuteArgs>("unpermute", unpermute, "", elements(work.y_ND),
-                     {work.y_ND, moe.row_of_slot_N, at_.work.delta_TD},
-                     {.y_ND = work.y_ND,
+      {.x_RI = moe.act_RF, .w_EOI = weights_.moe.down_EDF, .y_RO = work.y_RD, .offsets_E1 = moe.offsets_E1});
+  add<UnpermuteArgs>("unpermute", unpermute, "", elements(work.y_RD),
+                     {work.y_RD, moe.row_of_slot_N, at_.work.delta_TD},
+                     {.y_RD = work.y_RD,
                       .row_of_slot_N = moe.row_of_slot_N,
                       .x_TD = at_.work.delta_TD,
-                      .y_values_N = {},
+                      .y_values_R = {},
                       .values_N = {},
                       .top_k = config_.num_experts_per_tok});
 }
@@ -251,7 +283,7 @@ void OpBench::add_experts() {
 void OpBench::add_head() {
   const TensorView logits = at_.head.logits_CV;
   const int64_t rows = logits.shape[0];
-  const TensorView head = parameters_.view(at_.weights_A.f32(), parameters_.specs().front());
+  const TensorView head = parameters_.view(at_.weights_A, parameters_.specs().front());
   add_gemm("head", {.a = at_.saved.norm1_TD.rows(0, rows), .b = head, .c = logits, .transpose_b = true});
   add<CrossEntropyArgs>("cross_entropy", cross_entropy, "with gradient", 6 * elements(logits),
                         {logits, logits},
@@ -259,37 +291,53 @@ void OpBench::add_head() {
                          .targets_T = targets_T_.rows(0, rows),
                          .weights_T = loss_weights_T_.rows(0, rows),
                          .nll_T = at_.head.nll_T.rows(0, rows),
-                         .grad_scale = 1.0 / batch_.target_weight,
+                         .grad_scale_1 = at_.grad_scale_1,
                          .write_gradient = true});
+  add<LossSumsArgs>("loss_sums", loss_sums, "", 3 * static_cast<double>(tokens_),
+                    {at_.head.nll_T, loss_weights_T_},
+                    {.nll_T = at_.head.nll_T, .weights_T = loss_weights_T_, .sums_3 = at_.loss_sums_3});
 }
 
 void OpBench::add_experts_backward() {
   const MoeSaved& moe = at_.saved.moe;
   const MoeWorkspace& work = at_.work.moe;
   const GroupedGemmArgs down{
-      .x_NI = work.dact_NF, .w_EOI = weights_.moe.down_EDF, .y_NO = work.y_ND, .offsets_E1 = moe.offsets_E1};
+      .x_RI = work.dact_RF, .w_EOI = weights_.moe.down_EDF, .y_RO = work.y_RD, .offsets_E1 = moe.offsets_E1};
   add_experts_gemm("grouped_gemm_dgrad", grouped_gemm_dgrad, "down", down);
   // Not in place, as the model has it: run again and again on its own result it would end in subnormals.
   add<ScaledSwigluBackwardArgs>(
-      "scaled_swiglu_backward", scaled_swiglu_backward, "", 14 * elements(moe.act_NF),
-      {work.dact_NF, moe.gate_up_N2F, moe.row_weights_N, at_.dgate_up_N2F, work.dprobs_N},
-      {.dact_NF = work.dact_NF,
-       .gate_up_N2F = moe.gate_up_N2F,
-       .probs_N = moe.row_weights_N,
-       .dgate_up_N2F = at_.dgate_up_N2F,
-       .dprobs_N = work.dprobs_N});
-  const GroupedGemmArgs gate_up{.x_NI = work.x_ND,
+      "scaled_swiglu_backward", scaled_swiglu_backward, "", 14 * elements(moe.act_RF),
+      {work.dact_RF, moe.gate_up_R2F, moe.row_weights_R, at_.dgate_up_R2F, work.dprobs_R},
+      {.dact_RF = work.dact_RF,
+       .gate_up_R2F = moe.gate_up_R2F,
+       .probs_R = moe.row_weights_R,
+       .dgate_up_R2F = at_.dgate_up_R2F,
+       .dprobs_R = work.dprobs_R});
+  const double down_flops = product_flops(work.y_RD.shape[0], moe.act_RF.shape[1], work.y_RD.shape[1]);
+  add<GroupedDownBackwardArgs>("grouped_down_backward", grouped_down_backward, "",
+                               down_flops + 14 * elements(moe.act_RF),
+                               {work.y_RD, weights_.moe.down_EDF, moe.gate_up_R2F, at_.dgate_up_R2F},
+                               {.dy_RD = work.y_RD,
+                                .w_EDF = weights_.moe.down_EDF,
+                                .gate_up_R2F = moe.gate_up_R2F,
+                                .probs_R = moe.row_weights_R,
+                                .dact_RF = work.dact_RF,
+                                .dgate_up_R2F = at_.dgate_up_R2F,
+                                .dprobs_R = work.dprobs_R,
+                                .offsets_E1 = moe.offsets_E1,
+                                .rows_E = moe.rows_E});
+  const GroupedGemmArgs gate_up{.x_RI = work.x_RD,
                                 .w_EOI = gradients_.moe.gate_up_E2FD,
-                                .y_NO = at_.dgate_up_N2F,
+                                .y_RO = at_.dgate_up_R2F,
                                 .offsets_E1 = moe.offsets_E1};
   add_experts_gemm("grouped_gemm_wgrad", grouped_gemm_wgrad, "gate and up", gate_up);
   const TensorView dprobs = at_.work.moe.dweights_Tk;
-  add<UnpermuteArgs>("unpermute", unpermute, "with weights", elements(work.y_ND),
-                     {work.y_ND, moe.row_of_slot_N, at_.work.dnorm_TD, dprobs, dprobs},
-                     {.y_ND = work.y_ND,
+  add<UnpermuteArgs>("unpermute", unpermute, "with weights", elements(work.y_RD),
+                     {work.y_RD, moe.row_of_slot_N, at_.work.dnorm_TD, dprobs, dprobs},
+                     {.y_RD = work.y_RD,
                       .row_of_slot_N = moe.row_of_slot_N,
                       .x_TD = at_.work.dnorm_TD,
-                      .y_values_N = work.dprobs_N,
+                      .y_values_R = work.dprobs_R,
                       .values_N = flat(dprobs),
                       .top_k = config_.num_experts_per_tok});
   add<RouterBackwardArgs>("router_backward", router_backward, "", 6 * elements(moe.probs_TE),
@@ -337,7 +385,7 @@ void OpBench::add_attention_backward() {
                               .dq_TC = dbands.q,
                               .dk_TC = dbands.k,
                               .dv_TC = dbands.v});
-  const TensorView dembedding = parameters_.view(at_.gradients_A.f32(), parameters_.specs().front());
+  const TensorView dembedding = parameters_.view(at_.gradients_A, parameters_.specs().front());
   const TensorView updated = dembedding.rows(0, std::min(config_.vocab_size, tokens_));  // at most
   add<EmbeddingBackwardArgs>("embedding_backward", embedding_backward, "", elements(at_.dstream_TD),
                              {tokens_T_, at_.dstream_TD, updated, updated},
@@ -348,15 +396,25 @@ void OpBench::add_optimizer() {
   const TensorView w = at_.weights_A, g = at_.gradients_A, m = at_.exp_avg_A, v = at_.exp_avg_sq_A;
   add<SumSquaresArgs>("sum_squares", sum_squares, "", 2 * elements(g), {g},
                       {.x_A = g, .segments = segments_, .sums_S = at_.sums_S});
+  const TensorView update = at_.update_5;
+  add<ClipFactorArgs>("clip_factor", clip_factor, "", elements(at_.sums_S), {at_.sums_S},
+                      {.sums_S = at_.sums_S,
+                       .max_norm = 1.0,
+                       .norm_1 = at_.norm_1,
+                       .factor_1 = update.rows(kGradScale, 1),
+                       .apply_1 = update.rows(kApply, 1)});
   add<AdamwArgs>("adamw", adamw, "", 16 * elements(w), {w, w, g, m, m, v, v},
-                 {.param_A = w,
+                 {.weights_A = w,
                   .grad_A = g,
                   .exp_avg_A = m,
                   .exp_avg_sq_A = v,
                   .segments = segments_,
-                  .lr = 1e-5,
                   .weight_decay = 0.1,
-                  .step = 100});
+                  .update_5 = at_.update_5});
+  add<FillZeroArgs>("fill_zero", fill_zero, "a gradient", 0, {gradients_.moe.down_EDF},
+                    {.x = gradients_.moe.down_EDF});
+  add<CountNonfiniteArgs>("count_nonfinite", count_nonfinite, "", elements(at_.saved.x_TD), {at_.saved.x_TD},
+                          {.x = at_.saved.x_TD, .count_1 = at_.count_1});
 }
 
 // 2 K operations for each head, query and key that it sees.

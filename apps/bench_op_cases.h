@@ -33,8 +33,9 @@ struct OpTensors {
   BlockWorkspace work;
   HeadWorkspace head;
   RoutingStats stats;  // of one layer
-  TensorView dstream_TD, dgate_up_N2F;
+  TensorView dstream_TD, dgate_up_R2F;
   TensorView weights_A, gradients_A, exp_avg_A, exp_avg_sq_A, sums_S;
+  TensorView update_5, grad_scale_1, loss_sums_3, losses_2, balance_E, norm_1, count_1;
   TensorView cos_SK2, sin_SK2;
 };
 

@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "biomoe/data/batch.h"
-#include "biomoe/moe/balance_loss.h"
+#include "biomoe/moe/routing_stats.h"
 #include "biomoe/train/evaluation.h"
 #include "biomoe/train/metrics.h"
 #include "biomoe/train/progress.h"

@@ -425,7 +425,6 @@ void attention_decode(Context& ctx, const AttentionDecodeArgs& args) {
   const auto* scratch = scratch_per_thread<ForwardScratch>(ctx, pass.blocks);
   const int64_t kv_heads = shape.num_key_value_heads;
   const int64_t query_blocks = ceil_div(queries, pass.blocks.tokens);
-  const OneThreadPerProduct guard;
   parallel_items(ctx, query_blocks * kv_heads, [&](int64_t item, int thread) {
     // Those with most keys first.
     const int64_t begin = (query_blocks - 1 - item / kv_heads) * pass.blocks.tokens;
