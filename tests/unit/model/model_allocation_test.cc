@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "biomoe/model/decoder.h"
 #include "tests/unit/model/model_test_util.h"
 
 namespace {
@@ -125,6 +126,23 @@ TEST(ModelAllocation, ANewBatchAllocatesNothing) {
     step(model, batch);
     EXPECT_EQ(allocations.load() - before, 0) << length;
   }
+}
+
+TEST(ModelAllocation, ADecodedTokenAllocatesNothing) {
+  const ModelConfig config = test::small_config();
+  ModelLimits limits = test::small_limits();
+  limits.training = false;
+  limits.num_threads = 2;
+  Model model(config, limits);
+  model.initialize(5);
+  Decoder decoder(model);
+  const Batch batch = test::random_batch(config, {400}, 31);
+  const std::span<const int32_t> tokens = batch.tokens;
+  decoder.extend(tokens.first(100));
+  decoder.extend(tokens.subspan(100, 1));
+  const int64_t before = allocations.load();
+  for (size_t t = 101; t < tokens.size(); ++t) decoder.extend(tokens.subspan(t, 1));
+  EXPECT_EQ(allocations.load() - before, 0);
 }
 
 }  // namespace
