@@ -57,6 +57,8 @@ TEST(Vocabulary, DnaIsCompact) {
   int bases = 0;
   for (int32_t id = 0; id < keep.size(); ++id) bases += keep.is_base(id);
   EXPECT_EQ(bases, 8);
+  const Vocabulary folded = Vocabulary::dna();  // no text holds the ids of its lower-case letters
+  for (int32_t id = 0; id < folded.size(); ++id) EXPECT_EQ(folded.is_base(id), id >= 4 && id < 8) << id;
   EXPECT_EQ(keep.text(7), "T");
   EXPECT_EQ(keep.text(0), "<EOS>");
   EXPECT_THROW(keep.text(16), Error);
