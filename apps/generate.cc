@@ -2,13 +2,27 @@
 #include "apps/commands.h"
 
 namespace biomoe::apps {
+namespace {
+
+// Why the continuation is shorter than asked for, on standard error: standard output is the sequence alone.
+void explain_stop(const Generated& result, int64_t wanted, int64_t window) {
+  if (result.stop == GenerateStop::kEos) {
+    fmt::print(stderr, "ended by the model after {} of {} tokens\n", result.tokens, wanted);
+  } else if (result.stop == GenerateStop::kWindowFull) {
+    fmt::print(stderr,
+               "stopped after {} of {} tokens: the window of {} tokens is full; --max-seq-length widens it\n",
+               result.tokens, wanted, window);
+  }
+}
+
+}  // namespace
 
 void add_generate(CLI::App& app) {
   CLI::App* command = app.add_subcommand("generate", "continue a sequence");
   struct Options {
     std::string checkpoint;
     GenerateOptions generate;
-    int64_t num_threads = 0;
+    LoadOptions load;
   };
   auto options = std::make_shared<Options>();
   command->add_option("--checkpoint", options->checkpoint, "run, checkpoint or Hugging Face folder")
@@ -19,10 +33,14 @@ void add_generate(CLI::App& app) {
   command->add_option("--top-k", options->generate.top_k, "draw from the k most probable; 0: all");
   command->add_option("--top-p", options->generate.top_p, "draw from the most probable that hold this mass");
   command->add_option("--seed", options->generate.seed, "of the draws");
-  command->add_option("--threads", options->num_threads, "CPU threads; default: all");
+  command->add_option("--max-seq-length", options->load.max_seq_length,
+                      "window of prompt and continuation; default: that of the run");
+  command->add_option("--threads", options->load.num_threads, "CPU threads; default: all");
   command->callback([options] {
-    LoadedModel loaded = load_model(options->checkpoint, {.num_threads = options->num_threads});
-    fmt::print("{}{}\n", options->generate.prompt, generate(loaded, options->generate));
+    LoadedModel loaded = load_model(options->checkpoint, options->load);
+    const Generated result = generate(loaded, options->generate);
+    fmt::print("{}{}\n", options->generate.prompt, result.text);
+    explain_stop(result, options->generate.max_new_tokens, loaded.model->limits().max_seqlen);
   });
 }
 

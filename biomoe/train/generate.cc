@@ -5,6 +5,8 @@
 #include <numeric>
 
 #include "biomoe/core/rng.h"
+#include "biomoe/data/alphabet.h"
+#include "biomoe/model/decoder.h"
 
 namespace biomoe {
 namespace {
@@ -19,7 +21,45 @@ void check_options(const GenerateOptions& options) {
     throw user_error("top-p={} is outside (0, 1]", options.top_p);
 }
 
-// Index into `logits` (which may hold -inf for what must not be drawn).
+std::vector<int32_t> prompt_tokens(const LoadedModel& loaded, const std::string& prompt) {
+  const Vocabulary& vocabulary = loaded.vocabulary;
+  std::vector<int32_t> tokens;
+  if (loaded.data.add_bos && vocabulary.special().bos) tokens.push_back(*vocabulary.special().bos);
+  for (const char c : prompt) {
+    const auto symbol = static_cast<uint8_t>(c);
+    const int32_t id = vocabulary.id(symbol);
+    // UNK is special too: the model has not learnt to continue it.
+    if (id < 0 || vocabulary.is_special(id)) {
+      throw user_error("the prompt holds {}, which the vocabulary {} has no token for",
+                       describe_symbol(symbol), vocabulary.name());
+    }
+    tokens.push_back(id);
+  }
+  if (tokens.empty()) throw user_error("the prompt is empty and the model has no BOS; give --prompt");
+  const int64_t window = loaded.model->limits().max_seqlen;
+  if (static_cast<int64_t>(tokens.size()) > window) {
+    throw user_error("the prompt of {} tokens exceeds the window of {}; shorten it or raise --max-seq-length",
+                     tokens.size(), window);
+  }
+  return tokens;
+}
+
+// -inf for what must not be drawn.
+std::vector<double> drawable_logits(const Vocabulary& vocabulary, const TensorView& logits_1V) {
+  const float* all = logits_1V.f32();
+  std::vector<double> logits(static_cast<size_t>(vocabulary.size()), -INFINITY);
+  bool any = false;
+  for (int32_t id = 0; id < vocabulary.size(); ++id) {
+    if (!std::isfinite(all[id])) throw failure("the model gives logits that are not finite");
+    if (id != vocabulary.special().eos && !vocabulary.is_base(id)) continue;
+    logits[static_cast<size_t>(id)] = static_cast<double>(all[id]);
+    any = true;
+  }
+  if (!any) throw user_error("the vocabulary {} has neither bases nor EOS to generate", vocabulary.name());
+  return logits;
+}
+
+// Index into `logits`. `uniform` in [0, 1).
 int32_t sample(const std::vector<double>& logits, const GenerateOptions& options, double uniform) {
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
@@ -27,7 +67,9 @@ int32_t sample(const std::vector<double>& logits, const GenerateOptions& options
     return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
   });
   if (options.temperature == 0) return order.front();
-  if (options.top_k > 0) order.resize(std::min(order.size(), static_cast<size_t>(options.top_k)));
+  if (options.top_k > 0) {
+    order.resize(static_cast<size_t>(std::min(static_cast<int64_t>(order.size()), options.top_k)));
+  }
   std::vector<double> probs;
   const double top = logits[static_cast<size_t>(order.front())];
   for (int32_t id : order)
@@ -41,56 +83,36 @@ int32_t sample(const std::vector<double>& logits, const GenerateOptions& options
     left -= probs[i];
     if (left < 0) return order[i];
   }
+  // Rounding left a little: the last that can be drawn at all.
+  while (count > 1 && probs[count - 1] == 0) --count;
   return order[count - 1];
 }
 
 }  // namespace
 
-std::string generate(LoadedModel& loaded, const GenerateOptions& options) {
+Generated generate(LoadedModel& loaded, const GenerateOptions& options) {
   check_options(options);
-  Model& model = *loaded.model;
   const Vocabulary& vocabulary = loaded.vocabulary;
-  std::vector<int32_t> tokens;
-  if (loaded.data.add_bos && vocabulary.special().bos) tokens.push_back(*vocabulary.special().bos);
-  for (const char symbol : options.prompt) {
-    const int32_t id = vocabulary.id(static_cast<uint8_t>(symbol));
-    if (id < 0)
-      throw user_error("the prompt holds '{}', which the vocabulary {} has no token for", symbol,
-                       vocabulary.name());
-    tokens.push_back(id);
-  }
-  if (tokens.empty()) throw user_error("the prompt is empty and the model has no BOS; give --prompt");
-  const auto window = static_cast<size_t>(model.limits().max_seqlen);
-  if (tokens.size() > window)
-    throw user_error("the prompt of {} tokens exceeds the window of {}", tokens.size(), window);
-  const int64_t V = model.config().vocab_size;
-  Arena arena(window * static_cast<size_t>(V) * sizeof(float) + kArenaAlignment, "logits");
+  std::vector<int32_t> fresh = prompt_tokens(loaded, options.prompt);
+  Decoder decoder(*loaded.model);
   const Rng rng(options.seed, RngStream::kSample);
-  std::string text;
-  Batch batch;
-  for (int64_t n = 0; n < options.max_new_tokens && tokens.size() <= window; ++n) {
-    batch.clear();
-    batch.tokens = tokens;
-    batch.positions.resize(tokens.size());
-    std::iota(batch.positions.begin(), batch.positions.end(), 0);
-    batch.cu_seqlens = {0, static_cast<int32_t>(tokens.size())};
-    model.forward(model.upload(batch), false);
-    arena.release(0);
-    const TensorView logits_TV = arena.tensor(DType::kF32, {batch.num_tokens(), V});
-    model.logits_sync(logits_TV);
-    const float* last = logits_TV.f32() + (batch.num_tokens() - 1) * V;
-    std::vector<double> logits(static_cast<size_t>(V), -INFINITY);
-    for (int32_t id = 0; id < vocabulary.size(); ++id) {
-      const bool eos = vocabulary.special().eos && id == *vocabulary.special().eos;
-      if (!std::isfinite(last[id])) throw failure("the model gives logits that are not finite");
-      if (eos || vocabulary.is_base(id)) logits[static_cast<size_t>(id)] = static_cast<double>(last[id]);
+  Generated result;
+  while (result.tokens < options.max_new_tokens) {
+    if (static_cast<int64_t>(fresh.size()) > decoder.capacity() - decoder.length()) {
+      result.stop = GenerateStop::kWindowFull;
+      return result;
     }
-    const int32_t next = sample(logits, options, rng.uniform(static_cast<uint64_t>(n)));
-    if (vocabulary.special().eos && next == *vocabulary.special().eos) break;
-    text += vocabulary.text(next);
-    tokens.push_back(next);
+    const std::vector<double> logits = drawable_logits(vocabulary, decoder.extend(fresh));
+    const int32_t next = sample(logits, options, rng.uniform(static_cast<uint64_t>(result.tokens)));
+    if (next == vocabulary.special().eos) {
+      result.stop = GenerateStop::kEos;
+      return result;
+    }
+    result.text += vocabulary.text(next);
+    ++result.tokens;
+    fresh.assign(1, next);
   }
-  return text;
+  return result;
 }
 
 }  // namespace biomoe

@@ -17,8 +17,22 @@ struct GenerateOptions {
   uint64_t seed = 0;
 };
 
-// The prompt's continuation, without the prompt; ends early at EOS. The whole context runs again for every
-// token. Throws user_error for a prompt the vocabulary cannot express or that fills the model's window.
-std::string generate(LoadedModel& loaded, const GenerateOptions& options);
+enum class GenerateStop : uint8_t {
+  kMaxNewTokens,
+  kEos,
+  kWindowFull,  // the model's window holds no further token to continue from
+};
+
+struct Generated {
+  std::string text;  // without the prompt
+  int64_t tokens = 0;
+  GenerateStop stop = GenerateStop::kMaxNewTokens;
+};
+
+// The prompt's continuation. Only bases are drawn, and EOS, which ends it. Token n depends on the seed, on n
+// and on what stands before it alone. Throws user_error for options out of range and for a prompt that is
+// empty (where the model has no BOS to start from), that the vocabulary cannot express or that exceeds the
+// model's window.
+Generated generate(LoadedModel& loaded, const GenerateOptions& options);
 
 }  // namespace biomoe
