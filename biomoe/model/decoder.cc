@@ -55,8 +55,8 @@ DecoderActivations lay_out_activations(TensorAllocator& allocator, const ModelCo
   act.rstd_T = allocator.tensor(DType::kF32, {T});
   act.q_TA = allocator.tensor(DType::kF32, {T, A});
   act.attn_TA = allocator.tensor(DType::kF32, {T, A});
-  act.moe_saved = allocate_moe_saved(allocator, moe_shape(config), T);
-  act.moe = allocate_moe_workspace(allocator, moe_shape(config), T, false);
+  act.moe_saved = allocate_moe_saved(allocator, moe_shape(config, {}), T);
+  act.moe = allocate_moe_workspace(allocator, moe_shape(config, {}), T, false);
   return act;
 }
 
@@ -89,8 +89,8 @@ void fill_nan_pattern(const TensorView& view) {
 
 DecoderMemory plan_decoder_memory(const ModelConfig& config, const ModelLimits& limits) {
   const int64_t tokens = chunk_tokens(limits);
-  const size_t attention =
-      attention_scratch_bytes(attention_shape(config, limits.max_seqlen), tokens, limits.num_threads);
+  const size_t attention = attention_scratch_bytes(Device::kCpu, attention_shape(config, limits.max_seqlen),
+                                                   tokens, limits.num_threads);
   return {.cache = planned_bytes([&](TensorAllocator& to) { lay_out_cache(to, config, limits); }),
           .tables = planned_bytes([&](TensorAllocator& to) { lay_out_tables(to, config, limits); }),
           .activations = planned_bytes([&](TensorAllocator& to) { lay_out_activations(to, config, tokens); }),
@@ -105,6 +105,7 @@ Decoder::Decoder(Model& model)
       attention_(attention_shape(config_, max_seqlen_)),
       ctx_(model.context()) {
   const ModelLimits& limits = model.limits();
+  BM_CHECK(limits.device == Device::kCpu, "decoder: a model on the CPU is expected");
   const DecoderMemory memory = plan_decoder_memory(config_, limits);
   tables_arena_ = Arena(memory.tables, "the decoder's tables");
   cache_arena_ = Arena(memory.cache, "the cache of keys and values");
@@ -116,9 +117,9 @@ Decoder::Decoder(Model& model)
   fill_rope_tables(config_.rope_theta, config_.key_width(), tables_.cos_SK2, tables_.sin_SK2,
                    limits.rope_frequency_dtype);
   std::iota(tables_.positions_S.i32(), tables_.positions_S.i32() + max_seqlen_, 0);
-  tables_.discarded.reset();
+  reset_routing_stats(ctx_, tables_.discarded);
   const ParameterList& parameters = model.parameters();
-  float* weights = model.weights_A().f32();
+  const TensorView weights = model.weights_A();
   for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
     weights_.push_back(block_weights(parameters, config_, weights, layer));
   }
@@ -169,8 +170,8 @@ void Decoder::run_chunk(std::span<const int32_t> tokens) {
                             .y_TD = act_.norm_TD,
                             .rstd_T = act_.rstd_T,
                             .eps = config_.rms_norm_eps});
-    moe_forward(ctx_, expert_ffn_mode_, moe_shape(config_), weights_[layer].moe, act_.norm_TD, act_.moe_saved,
-                act_.moe, only_layer(tables_.discarded), act_.delta_TD);
+    moe_forward(ctx_, expert_ffn_mode_, moe_shape(config_, {}), weights_[layer].moe, act_.norm_TD,
+                act_.moe_saved, act_.moe, only_layer(tables_.discarded), act_.delta_TD);
     previous_mid = act_.mid_TD;
   }
   length_ += count;

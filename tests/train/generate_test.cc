@@ -67,8 +67,8 @@ std::vector<Candidate> candidates_after(LoadedModel& loaded, const std::string& 
   batch.cu_seqlens = {0, static_cast<int32_t>(batch.tokens.size())};
   const int64_t V = loaded.model->config().vocab_size;
   std::vector<float> logits(batch.tokens.size() * static_cast<size_t>(V), NAN);
-  loaded.model->forward(batch, false);
-  loaded.model->logits(TensorView(logits.data(), DType::kF32, {batch.num_tokens(), V}));
+  loaded.model->forward(loaded.model->upload(batch), false);
+  loaded.model->logits_sync(TensorView(logits.data(), DType::kF32, {batch.num_tokens(), V}));
   std::vector<Candidate> candidates;
   for (int32_t id = 0; id < vocabulary.size(); ++id) {
     if (id != *vocabulary.special().eos && !vocabulary.is_base(id)) continue;

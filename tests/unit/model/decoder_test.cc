@@ -165,10 +165,10 @@ TEST(Decoder, LeavesTheModelsActivationsAlone) {
   const Batch batch = test::random_batch(config, {12}, 3);
   const auto want = test::logits_of(model, batch);
   std::vector<float> got(want.size());
-  model.forward(batch, false);
+  model.forward(model.upload(batch), false);
   Decoder decoder(model);
   decoder.extend(std::span<const int32_t>(batch.tokens).first(5));
-  model.logits(TensorView(got.data(), DType::kF32, {12, config.vocab_size}));
+  model.logits_sync(TensorView(got.data(), DType::kF32, {12, config.vocab_size}));
   EXPECT_EQ(got, want);
 }
 
