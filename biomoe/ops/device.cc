@@ -1,5 +1,7 @@
 #include "biomoe/ops/device.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -8,42 +10,51 @@
 namespace biomoe {
 namespace {
 
-double now_seconds() {
+double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+DeviceInfo host_info() {
+  DeviceInfo info;
+  info.name = "CPU";
+  info.multiprocessors = static_cast<int>(std::thread::hardware_concurrency());
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  info.memory_bytes = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page;
+  info.free_bytes = static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * page;
+  return info;
+}
+
 void copy(Context& ctx, void* to, const void* from, size_t bytes) {
-  if (bytes == 0 || to == from) return;
-  if (ctx.device == Device::kCpu) {
-    std::memcpy(to, from, bytes);
-  } else {
+  if (ctx.device == Device::kCuda) {
     cuda::copy(ctx.state, to, from, bytes);
+  } else if (bytes > 0) {
+    std::memcpy(to, from, bytes);
   }
 }
 
 }  // namespace
 
 bool device_available(Device device, std::string* why) {
-  return device == Device::kCpu || cuda::available(why);
+  if (device == Device::kCuda) return cuda::available(why);
+  if (why) why->clear();
+  return true;
 }
 
 DeviceInfo device_info(Device device) {
-  if (device == Device::kCuda) return cuda::info();
-  DeviceInfo info;
-  info.name = "CPU";
-  info.multiprocessors = static_cast<int>(std::thread::hardware_concurrency());
-  return info;
+  return device == Device::kCuda ? cuda::info() : host_info();
 }
 
 MemorySource& device_memory(Device device) {
-  return device == Device::kCpu ? host_memory() : cuda::memory();
+  return device == Device::kCuda ? cuda::memory() : host_memory();
 }
 
 MemorySource& staging_memory(Device device) {
-  return device == Device::kCpu ? host_memory() : cuda::staging();
+  return device == Device::kCuda ? cuda::staging() : host_memory();
 }
 
-DeviceHandle::DeviceHandle(Device device) : state_(device == Device::kCpu ? nullptr : cuda::create_state()) {}
+DeviceHandle::DeviceHandle(Device device) {
+  if (device == Device::kCuda) state_ = cuda::create_state();
+}
 
 DeviceHandle::~DeviceHandle() {
   if (state_) cuda::destroy_state(state_);
@@ -84,6 +95,7 @@ RecordedStep& RecordedStep::operator=(RecordedStep&& other) noexcept {
 }
 
 void RecordedStep::begin(Context& ctx) {
+  BM_CHECK(supported(ctx), "the CPU does not record steps");
   cuda::begin_recording(ctx.state);
 }
 
@@ -98,11 +110,12 @@ void RecordedStep::abandon(Context& ctx) noexcept {
 }
 
 void RecordedStep::replay(Context& ctx) const {
+  BM_CHECK(graph_ != nullptr, "replay of a step that was not recorded");
   cuda::replay(ctx.state, graph_);
 }
 
 DeviceTimer::DeviceTimer(Context& ctx) : ctx_(ctx) {
-  if (ctx.device == Device::kCpu) return;
+  if (ctx_.device != Device::kCuda) return;
   begin_ = cuda::create_event();
   end_ = cuda::create_event();
 }
@@ -113,13 +126,19 @@ DeviceTimer::~DeviceTimer() {
 }
 
 void DeviceTimer::start() {
-  begin_seconds_ = now_seconds();
-  if (begin_) cuda::record_event(ctx_.state, begin_);
+  if (begin_) {
+    cuda::record_event(ctx_.state, begin_);
+  } else {
+    begin_seconds_ = seconds_now();
+  }
 }
 
 void DeviceTimer::stop() {
-  end_seconds_ = now_seconds();
-  if (end_) cuda::record_event(ctx_.state, end_);
+  if (end_) {
+    cuda::record_event(ctx_.state, end_);
+  } else {
+    end_seconds_ = seconds_now();
+  }
 }
 
 double DeviceTimer::elapsed_ms_sync() {

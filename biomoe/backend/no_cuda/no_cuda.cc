@@ -6,66 +6,69 @@
 namespace biomoe::cuda {
 namespace {
 
-constexpr const char* kWhy = "this biomoe was built without CUDA";
+constexpr const char* kMissing = "this biomoe was built without CUDA";
 
-[[noreturn]] void refuse() {
-  throw user_error("{}; set device=cpu", kWhy);
+Error no_cuda(const char* what) {
+  return user_error("{}: {}; set device=cpu", what, kMissing);
 }
 
 }  // namespace
 
 #define BIOMOE_THROW_NO_CUDA(name, Args) \
   void name(Context&, const Args&) {     \
-    refuse();                            \
+    throw no_cuda(#name);                \
   }
 BIOMOE_FOR_EACH_OP(BIOMOE_THROW_NO_CUDA)
 #undef BIOMOE_THROW_NO_CUDA
 
 bool available(std::string* why) {
-  if (why) *why = kWhy;
+  if (why) *why = kMissing;
   return false;
 }
 
 DeviceInfo info() {
-  refuse();
+  throw no_cuda("the GPU");
 }
 MemorySource& memory() {
-  refuse();
+  throw no_cuda("GPU memory");
 }
 MemorySource& staging() {
-  refuse();
+  throw no_cuda("pinned memory");
 }
 DeviceState* create_state() {
-  refuse();
+  throw no_cuda("the GPU");
 }
-void destroy_state(DeviceState*) noexcept {}
 void copy(DeviceState*, void*, const void*, size_t) {
-  refuse();
+  throw no_cuda("copy");
 }
 void wait_sync(DeviceState*) {
-  refuse();
+  throw no_cuda("wait");
 }
 void begin_recording(DeviceState*) {
-  refuse();
+  throw no_cuda("recording");
 }
 void* end_recording(DeviceState*) {
-  refuse();
+  throw no_cuda("recording");
 }
-void abandon_recording(DeviceState*) noexcept {}
 void replay(DeviceState*, void*) {
-  refuse();
+  throw no_cuda("replay");
 }
-void destroy_recording(void*) noexcept {}
 void* create_event() {
-  refuse();
+  throw no_cuda("event");
 }
-void destroy_event(void*) noexcept {}
 void record_event(DeviceState*, void*) {
-  refuse();
+  throw no_cuda("event");
 }
 double elapsed_ms_sync(void*, void*) {
-  refuse();
+  throw no_cuda("event");
 }
+
+// Of what could not be made there is nothing to end or to destroy.
+void destroy_state(DeviceState*) noexcept {}
+void abandon_recording(DeviceState*) noexcept {}
+void destroy_recording(void*) noexcept {}
+void destroy_event(void*) noexcept {}
+
 int64_t sync_calls() {
   return 0;
 }
