@@ -5,10 +5,11 @@ target_compile_options(biomoe_options INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${BIOMOE_WERROR}>>:-Werror>
   # Reductions keep their order and NaN stays NaN: no -ffast-math. Nothing here reads errno or FP traps.
   $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno -fno-trapping-math -ffp-contract=fast>)
-# -Wpedantic and -Wshadow are about what nvcc itself writes for the host compiler. Fast math stays off: kernels
-# name the approximate functions where they want them.
+# FMT_USE_CONSTEXPR: fmt 9 takes nvcc for a compiler without constexpr, and then does not compile as C++20. Fast math
+# stays off: kernels name the approximate functions where they want them.
 target_compile_options(biomoe_options INTERFACE
-  $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas>
+  $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas>
   $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${BIOMOE_WERROR}>>:-Werror=all-warnings -Xcompiler=-Werror>)
 if(BIOMOE_MARCH)
   target_compile_options(biomoe_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=${BIOMOE_MARCH}>)

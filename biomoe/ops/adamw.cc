@@ -1,6 +1,7 @@
 #include "biomoe/ops/adamw.h"
 
 #include "biomoe/ops/check_args.h"
+#include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/dispatch_device.h"
 
 namespace biomoe {
@@ -57,6 +58,20 @@ void adamw(Context& ctx, const AdamwArgs& args) {
   BM_CHECK(args.beta1 >= 0 && args.beta1 < 1 && args.beta2 >= 0 && args.beta2 < 1,
            "{}: beta1 = {} and beta2 = {}, expected numbers in [0, 1)", kOp, args.beta1, args.beta2);
   BIOMOE_RUN_ON_DEVICE(adamw, ctx, args);
+}
+
+size_t sum_squares_scratch_bytes(Device device, std::span<const ArenaSegment> segments) {
+  if (device == Device::kCpu) return 0;
+  size_t most = 0;
+  for (size_t begin = 0; begin < segments.size(); begin += cuda::kSegmentsOfLaunch) {
+    int64_t blocks = 0;
+    for (const ArenaSegment& segment :
+         segments.subspan(begin, std::min<size_t>(cuda::kSegmentsOfLaunch, segments.size() - begin))) {
+      blocks += cuda::segment_blocks(segment.begin, segment.count, cuda::kSquaresBlockElements);
+    }
+    most = std::max(most, align_up(static_cast<size_t>(blocks) * sizeof(double)));
+  }
+  return most;
 }
 
 }  // namespace biomoe

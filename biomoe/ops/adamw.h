@@ -1,9 +1,11 @@
 // AdamW (Loshchilov and Hutter, 2019) over flat arenas, and gradient clipping by the global norm.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <span>
 
+#include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
 #include "biomoe/ops/op_list.h"
 
@@ -23,6 +25,9 @@ struct SumSquaresArgs {
   TensorView sums_S;  // f64 [segments], assigned
 };
 
+// Bytes of ctx.scratch that sum_squares takes.
+size_t sum_squares_scratch_bytes(Device device, std::span<const ArenaSegment> segments);
+
 // norm = sqrt(sum of sums); factor = min(1, max_norm / (norm + 1e-6)), or 1 where max_norm is 0, as
 // torch.nn.utils.clip_grad_norm_; apply = 1 where norm and, if given, every one of `loss_sums` is finite,
 // else 0.
@@ -38,14 +43,32 @@ struct ClipFactorArgs {
 // Where AdamwArgs::update_5 holds what.
 enum UpdateValue : int { kLr, kCorrection1, kCorrection2, kGradScale, kApply, kNumUpdateValues };
 
+// An fp32 master as a bf16 weight and the 16 bits that are missing from it. The weight is the master rounded
+// to the nearest, halves away from zero: to even, two masters would give the same pair. So the remainder
+// tells whether the weight was rounded up (its top bit), and every master comes back bit for bit; a NaN as
+// the quiet one.
+struct SplitMaster {
+  uint16_t weight = 0;
+  uint16_t remainder = 0;
+};
+constexpr SplitMaster split_master(float master) {
+  const auto bits = std::bit_cast<uint32_t>(master);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fc0, 0};
+  return {static_cast<uint16_t>((bits + 0x8000u) >> 16), static_cast<uint16_t>(bits)};
+}
+constexpr float join_master(uint16_t weight, uint16_t remainder) {
+  const uint32_t high = uint32_t{weight} - (remainder >> 15);
+  return std::bit_cast<float>(high << 16 | remainder);
+}
+
 // With lr, c1 = 1 - beta1^step, c2 = 1 - beta2^step, the clip factor and `apply` from update_5, for every
 // element of every segment, g = grad * factor:
 //   param -= lr * weight_decay * param  (where decay);  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
 //   param -= lr * (m / c1) / (sqrt(v / c2) + eps)
 // and nothing at all where apply is 0. Arithmetic is fp32; `param` is `master` where there is one, and
 // weights get it rounded to their type. Types: weights f32 alone; or weights bf16 with master f32 and moments
-// f32; or weights bf16 with `remainder`, the low 16 bits of an fp32 master whose high 16 bits, rounded, are
-// the weights; or weights bf16 alone, rounded to nearest even. Moments are f32 or bf16.
+// f32; or weights bf16 with `remainder` (SplitMaster); or weights bf16 alone, rounded to nearest even.
+// Moments are f32 or bf16.
 struct AdamwArgs {
   TensorView weights_A;      // flat arena, updated in place
   TensorView master_A{};     // f32, optional

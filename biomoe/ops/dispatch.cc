@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "biomoe/ops/check_args.h"
+#include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/dispatch_device.h"
 
 namespace biomoe {
@@ -74,6 +75,10 @@ void unpermute(Context& ctx, const UnpermuteArgs& args) {
   check_tensor("unpermute", "row_of_slot", args.row_of_slot_N, DType::kI32, Shape{slots});
   check_values("unpermute", args.values_N, slots, args.y_values_R, args.y_RD.shape[0]);
   BIOMOE_RUN_ON_DEVICE(unpermute, ctx, args);
+}
+
+size_t dispatch_plan_scratch_bytes(Device device, int64_t slots, int64_t experts) {
+  return device == Device::kCpu ? 0 : cuda::counting_sort_scratch_bytes(slots, experts);
 }
 
 }  // namespace biomoe

@@ -2,6 +2,7 @@
 // N rows are room for every expert's rows padded to a multiple of row_alignment.
 #pragma once
 
+#include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
 #include "biomoe/ops/op_list.h"
 
@@ -23,6 +24,9 @@ struct DispatchPlanArgs {
   TensorView slot_of_row_R;  // i32, assigned
   int64_t row_alignment = 1;
 };
+
+// Bytes of ctx.scratch that dispatch_plan takes.
+size_t dispatch_plan_scratch_bytes(Device device, int64_t slots, int64_t experts);
 
 // y[r] = x[slot_of_row[r] / k]; with `values`, also y_values[r] = values[slot_of_row[r]]. Rows without a slot
 // become zeros.

@@ -1,6 +1,7 @@
 #include "biomoe/ops/embedding.h"
 
 #include "biomoe/ops/check_args.h"
+#include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/dispatch_device.h"
 
 namespace biomoe {
@@ -28,6 +29,15 @@ void embedding_forward(Context& ctx, const EmbeddingForwardArgs& args) {
 void embedding_backward(Context& ctx, const EmbeddingBackwardArgs& args) {
   check_arguments("embedding_backward", ctx.device, args.tokens_T, args.dweight_VD, args.dy_TD);
   BIOMOE_RUN_ON_DEVICE(embedding_backward, ctx, args);
+}
+
+size_t embedding_backward_scratch_bytes(Device device, int64_t tokens, int64_t vocabulary, int64_t width) {
+  if (device == Device::kCpu || tokens == 0 || vocabulary == 0) return 0;
+  const int64_t piece = cuda::embedding_piece_tokens(tokens);
+  const auto pieces = static_cast<size_t>((tokens + piece - 1) / piece);
+  return 2 * align_up(static_cast<size_t>(tokens) * sizeof(int32_t)) +
+         align_up(2 * pieces * static_cast<size_t>(width) * sizeof(float)) +
+         cuda::counting_sort_scratch_bytes(tokens, int64_t{1} << cuda::token_sort_digit_bits(vocabulary));
 }
 
 }  // namespace biomoe

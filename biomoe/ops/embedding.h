@@ -1,6 +1,7 @@
 // Token embedding: a row look-up and its gradient.
 #pragma once
 
+#include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
 #include "biomoe/ops/op_list.h"
 
@@ -21,5 +22,8 @@ struct EmbeddingBackwardArgs {
   TensorView dweight_VD;  // assigned, or added to
   bool accumulate = false;
 };
+
+// Bytes of ctx.scratch that embedding_backward takes.
+size_t embedding_backward_scratch_bytes(Device device, int64_t tokens, int64_t vocabulary, int64_t width);
 
 }  // namespace biomoe

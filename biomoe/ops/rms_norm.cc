@@ -1,6 +1,7 @@
 #include "biomoe/ops/rms_norm.h"
 
 #include "biomoe/ops/check_args.h"
+#include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/dispatch_device.h"
 
 namespace biomoe {
@@ -43,6 +44,11 @@ void rms_norm_backward(Context& ctx, const RmsNormBackwardArgs& args) {
   check_tensor(kOp, "dweight", args.dweight_D, args.dweight_D.dtype, Shape{shape[1]});
   BM_CHECK(ctx.scratch != nullptr, "{}: needs scratch memory", kOp);
   BIOMOE_RUN_ON_DEVICE(rms_norm_backward, ctx, args);
+}
+
+size_t rms_norm_backward_scratch_bytes(Device device, int64_t tokens, int64_t width) {
+  if (device == Device::kCpu) return cpu::rms_norm_backward_scratch_bytes(tokens, width);
+  return align_up(static_cast<size_t>(std::min(tokens, cuda::kRmsNormPartials) * width) * sizeof(float));
 }
 
 }  // namespace biomoe

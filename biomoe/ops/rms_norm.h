@@ -1,6 +1,7 @@
 // RMSNorm (Zhang and Sennrich, 2019) with the residual addition that precedes it in a transformer block.
 #pragma once
 
+#include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
 #include "biomoe/ops/op_list.h"
 
@@ -30,6 +31,9 @@ struct RmsNormBackwardArgs {
 };
 
 // Bytes of ctx.scratch that rms_norm_backward takes.
+size_t rms_norm_backward_scratch_bytes(Device device, int64_t tokens, int64_t width);
+namespace cpu {
 size_t rms_norm_backward_scratch_bytes(int64_t tokens, int64_t width);
+}
 
 }  // namespace biomoe

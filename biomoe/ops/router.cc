@@ -1,6 +1,7 @@
 #include "biomoe/ops/router.h"
 
 #include "biomoe/ops/check_args.h"
+#include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/dispatch_device.h"
 
 namespace biomoe {
@@ -66,6 +67,12 @@ void balance_loss(Context& ctx, const BalanceLossArgs& args) {
   check_tensor(kOp, "balance", args.balance_E, DType::kF32, Shape{shape[1]});
   BM_CHECK(args.tokens >= 0, "{}: {} tokens", kOp, args.tokens);
   BIOMOE_RUN_ON_DEVICE(balance_loss, ctx, args);
+}
+
+size_t router_forward_scratch_bytes(Device device, int64_t tokens, int64_t experts) {
+  if (device == Device::kCpu) return 0;
+  const int64_t block = cuda::router_block_tokens(tokens);
+  return align_up(static_cast<size_t>((tokens + block - 1) / block * (experts + 1)) * sizeof(double));
 }
 
 }  // namespace biomoe

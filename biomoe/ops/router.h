@@ -2,6 +2,7 @@
 // two auxiliary losses.
 #pragma once
 
+#include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
 #include "biomoe/ops/op_list.h"
 
@@ -19,6 +20,9 @@ struct RouterForwardArgs {
   TensorView prob_sums_E;  // f64, ACCUMULATED: sum over tokens of probs (order independent of thread count)
   TensorView z_sum_1;      // f64 [1], ACCUMULATED: sum over tokens of lse^2
 };
+
+// Bytes of ctx.scratch that router_forward takes.
+size_t router_forward_scratch_bytes(Device device, int64_t tokens, int64_t experts);
 
 // dlogits = gradient of the weights, of  sum_te balance_E[e] * probs[t,e]  and of  z_scale * sum_t lse[t]^2.
 struct RouterBackwardArgs {

@@ -1,0 +1,332 @@
+#include "biomoe/ops/adamw.h"
+
+#include <span>
+
+#include "biomoe/backend/cuda/device/reduce.cuh"
+#include "biomoe/backend/cuda/device/vector.cuh"
+#include "biomoe/backend/cuda/launch.h"
+#include "biomoe/ops/cuda_sizes.h"
+
+namespace biomoe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Segments of one launch, and which blocks belong to each. It travels as a parameter of the kernel (24 KB of
+// the 32 that there are), so that nothing need be kept, copied or allocated, also in a recorded step.
+struct SegmentTable {
+  struct Entry {
+    int64_t begin;
+    int64_t end;
+    int32_t first_block;
+    int32_t decay;
+  };
+  static constexpr int kMax = static_cast<int>(kSegmentsOfLaunch);
+  Entry entries[kMax];
+  int count = 0;
+  int blocks = 0;
+};
+
+// A block's elements, which begin and end at multiples of kVector where the segment does not.
+struct BlockRange {
+  int64_t begin, end;
+  bool decay;
+};
+
+__device__ __forceinline__ BlockRange range_of_block(const SegmentTable& table, int64_t block_groups) {
+  const int block = static_cast<int>(blockIdx.x);
+  int low = 0, high = table.count;  // the entry is in [low, high)
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (table.entries[middle].first_block <= block) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  const SegmentTable::Entry& entry = table.entries[low];
+  const int64_t first = entry.begin / kVector + (block - entry.first_block) * block_groups;
+  const int64_t last = (entry.end + kVector - 1) / kVector;
+  return {max(entry.begin, first * kVector), min(entry.end, min(last, first + block_groups) * kVector),
+          entry.decay != 0};
+}
+
+// vector(i) for every kVector elements from i, a multiple of kVector; single(i) for the ones before and
+// after.
+template <int kUnroll, typename Vector, typename Single>
+__device__ __forceinline__ void for_each_element(const BlockRange& range, const Vector& vector,
+                                                 const Single& single) {
+  const int64_t first = min(range.end, (range.begin + kVector - 1) / kVector * kVector);
+  const int64_t last = max(first, range.end / kVector * kVector);
+#pragma unroll kUnroll
+  for (int64_t i = first + threadIdx.x * kVector; i < last; i += kThreads * kVector) vector(i);
+  if (range.begin + threadIdx.x < first) single(range.begin + threadIdx.x);
+  if (last + threadIdx.x < range.end) single(last + threadIdx.x);
+}
+
+// Calls launch(table, index of its first segment) for every table that the segments fill.
+template <typename Launch>
+void for_each_table(std::span<const ArenaSegment> segments, int64_t block_groups, const Launch& launch) {
+  for (size_t base = 0; base < segments.size(); base += SegmentTable::kMax) {
+    SegmentTable table;
+    int64_t blocks = 0;
+    const size_t end = std::min(segments.size(), base + SegmentTable::kMax);
+    for (size_t i = base; i < end; ++i) {
+      const ArenaSegment& segment = segments[i];
+      // An empty one has no block; the search for a block then ends at the next that has.
+      table.entries[table.count++] = {segment.begin, segment.begin + segment.count,
+                                      static_cast<int32_t>(blocks), segment.decay};
+      blocks += segment_blocks(segment.begin, segment.count, block_groups * kVector);
+    }
+    table.blocks = static_cast<int>(blocks);
+    launch(table, base);
+  }
+}
+
+template <typename T>
+__global__ __launch_bounds__(kThreads) void squares_kernel(const __grid_constant__ SegmentTable table,
+                                                           const T* x, double* partials) {
+  const BlockRange range = range_of_block(table, kSquaresBlockElements / kVector);
+  double sum = 0.0, other = 0.0;
+  const auto add = [&](int64_t i) {
+    const Pack<T, kVector> pack = load<kVector, Reuse::kStream>(x + i);
+#pragma unroll
+    for (int j = 0; j < kVector; j += 2) {
+      const auto a = static_cast<double>(pack[j]), b = static_cast<double>(pack[j + 1]);
+      sum += a * a;
+      other += b * b;
+    }
+  };
+  const auto add_one = [&](int64_t i) {
+    const auto a = static_cast<double>(to_float(x[i]));
+    sum += a * a;
+  };
+  for_each_element<4>(range, add, add_one);
+  sum = block_sum(sum + other);
+  if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+// A block a segment.
+__global__ __launch_bounds__(kThreads) void segment_sums_kernel(const __grid_constant__ SegmentTable table,
+                                                                const double* partials, double* sums) {
+  const int segment = static_cast<int>(blockIdx.x);
+  const int end = segment + 1 < table.count ? table.entries[segment + 1].first_block : table.blocks;
+  double sum = 0.0;
+  for (int i = table.entries[segment].first_block + static_cast<int>(threadIdx.x); i < end; i += kThreads) {
+    sum += partials[i];
+  }
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) sums[segment] = sum;
+}
+
+__global__ __launch_bounds__(kThreads) void clip_kernel(const double* sums, int64_t count,
+                                                        const double* loss_sums, double max_norm,
+                                                        double* norm_out, double* factor, double* apply) {
+  double sum = 0.0;
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) sum += sums[i];
+  sum = block_sum(sum);
+  if (threadIdx.x != 0) return;
+  const double norm = sqrt(sum);
+  bool finite = isfinite(norm);
+  for (int i = 0; loss_sums && i < 3; ++i) finite = finite && isfinite(loss_sums[i]);
+  *norm_out = norm;
+  *factor = max_norm > 0 && norm > max_norm ? max_norm / (norm + 1e-6) : 1.0;
+  *apply = finite ? 1.0 : 0.0;
+}
+
+struct Rule {
+  double beta1, beta2, eps, weight_decay;
+};
+
+struct Coefficients {
+  float beta1, one_minus_beta1, beta2, one_minus_beta2, eps;
+  float grad_scale;
+  float decay;         // lr * weight_decay, or 0
+  float step_size;     // lr / (1 - beta1^step)
+  float inverse_root;  // 1 / sqrt(1 - beta2^step)
+};
+
+__device__ Coefficients coefficients(const Rule& rule, const double* update, bool decay) {
+  return {static_cast<float>(rule.beta1),
+          static_cast<float>(1.0 - rule.beta1),
+          static_cast<float>(rule.beta2),
+          static_cast<float>(1.0 - rule.beta2),
+          static_cast<float>(rule.eps),
+          static_cast<float>(update[kGradScale]),
+          decay ? static_cast<float>(update[kLr] * rule.weight_decay) : 0.0f,
+          static_cast<float>(update[kLr] / update[kCorrection1]),
+          static_cast<float>(1.0 / sqrt(update[kCorrection2]))};
+}
+
+__device__ __forceinline__ float updated(const Coefficients& c, float param, float grad, float& exp_avg,
+                                         float& exp_avg_sq) {
+  const float g = grad * c.grad_scale;
+  exp_avg = c.beta1 * exp_avg + c.one_minus_beta1 * g;
+  exp_avg_sq = c.beta2 * exp_avg_sq + c.one_minus_beta2 * (g * g);
+  const float kept = param - c.decay * param;
+  return kept - c.step_size * (exp_avg / (sqrtf(exp_avg_sq) * c.inverse_root + c.eps));
+}
+
+// Eight 16-bit words in one access.
+template <int V>
+__device__ __forceinline__ void store_words(uint16_t* to, const uint16_t (&words)[V]) {
+  if constexpr (V == 1) {
+    *to = words[0];
+  } else {
+    static_assert(V == 8, "one access");
+    const auto pair = [&](int i) { return unsigned{words[i]} | unsigned{words[i + 1]} << 16; };
+    __stcs(reinterpret_cast<uint4*>(to), make_uint4(pair(0), pair(2), pair(4), pair(6)));
+  }
+}
+
+enum class Master { kNone, kF32, kRemainder };
+
+template <typename W, typename G, typename S>
+struct Pointers {
+  W* weights;
+  float* master;
+  uint16_t* remainder;
+  const G* grad;
+  S* exp_avg;
+  S* exp_avg_sq;
+};
+
+// V elements from `at`, with V = 1 at the ends of a segment.
+template <int V, Master kMaster, typename W, typename G, typename S>
+__device__ __forceinline__ void update_elements(const Pointers<W, G, S>& p, const Coefficients& c,
+                                                int64_t at) {
+  constexpr Reuse kOnce = Reuse::kStream;
+  const Pack<G, V> grad = load<V, kOnce>(p.grad + at);
+  const Pack<S, V> old_avg = load<V, kOnce>(p.exp_avg + at), old_avg_sq = load<V, kOnce>(p.exp_avg_sq + at);
+  float param[V], exp_avg[V], exp_avg_sq[V];
+  if constexpr (kMaster == Master::kF32) {
+    const Pack<float, V> master = load<V, kOnce>(p.master + at);
+#pragma unroll
+    for (int j = 0; j < V; ++j) param[j] = master[j];
+  } else if constexpr (kMaster == Master::kRemainder) {
+    // 16-bit words, of which Pack needs only the bits.
+    const auto weight = load<V, kOnce>(reinterpret_cast<const bf16*>(p.weights) + at);
+    const auto low = load<V, kOnce>(reinterpret_cast<const bf16*>(p.remainder) + at);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      param[j] = join_master(static_cast<uint16_t>(__float_as_uint(weight[j]) >> 16),
+                             static_cast<uint16_t>(__float_as_uint(low[j]) >> 16));
+    }
+  } else {
+    const Pack<W, V> weight = load<V, kOnce>(p.weights + at);
+#pragma unroll
+    for (int j = 0; j < V; ++j) param[j] = weight[j];
+  }
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    exp_avg[j] = old_avg[j];
+    exp_avg_sq[j] = old_avg_sq[j];
+    param[j] = updated(c, param[j], grad[j], exp_avg[j], exp_avg_sq[j]);
+  }
+  store<kOnce>(p.exp_avg + at, exp_avg);
+  store<kOnce>(p.exp_avg_sq + at, exp_avg_sq);
+  if constexpr (kMaster == Master::kRemainder) {
+    uint16_t high[V], low[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const SplitMaster split = split_master(param[j]);
+      high[j] = split.weight;
+      low[j] = split.remainder;
+    }
+    store_words<V>(reinterpret_cast<uint16_t*>(p.weights) + at, high);
+    store_words<V>(p.remainder + at, low);
+  } else {
+    if constexpr (kMaster == Master::kF32) store<kOnce>(p.master + at, param);
+    store<kOnce>(p.weights + at, param);
+  }
+}
+
+template <Master kMaster, typename W, typename G, typename S>
+__global__ __launch_bounds__(kThreads) void adamw_kernel(const __grid_constant__ SegmentTable table,
+                                                         Pointers<W, G, S> p, Rule rule,
+                                                         const double* update) {
+  __shared__ Coefficients shared;
+  if (update[kApply] == 0.0) return;
+  const BlockRange range = range_of_block(table, kAdamwBlockElements / kVector);
+  if (threadIdx.x == 0) shared = coefficients(rule, update, range.decay);
+  __syncthreads();
+  const Coefficients c = shared;
+  for_each_element<1>(
+      range, [&](int64_t i) { update_elements<kVector, kMaster>(p, c, i); },
+      [&](int64_t i) { update_elements<1, kMaster>(p, c, i); });
+}
+
+void check_aligned(const char* op, std::initializer_list<TensorView> views) {
+  for (const TensorView& view : views) {
+    BM_CHECK(reinterpret_cast<uintptr_t>(view.data) % 16 == 0,
+             "{}: an arena does not begin at a multiple of 16 bytes", op);
+  }
+}
+
+template <Master kMaster, typename W>
+void launch_adamw(const Context& ctx, const AdamwArgs& args, const SegmentTable& table) {
+  const Rule rule{args.beta1, args.beta2, args.eps, args.weight_decay};
+  with_type(args.grad_A.dtype, [&](auto grad_type) {
+    using G = decltype(grad_type);
+    with_type(args.exp_avg_A.dtype, [&](auto state_type) {
+      using S = decltype(state_type);
+      const Pointers<W, G, S> p{data_of<W>(args.weights_A),          args.master_A.f32(),
+                                data_of<uint16_t>(args.remainder_A), data_of<G>(args.grad_A),
+                                data_of<S>(args.exp_avg_A),          data_of<S>(args.exp_avg_sq_A)};
+      adamw_kernel<kMaster, W, G, S><<<static_cast<unsigned>(table.blocks), kThreads, 0, stream_of(ctx)>>>(
+          table, p, rule, args.update_5.f64());
+    });
+  });
+  check_launch("adamw");
+}
+
+}  // namespace
+
+void sum_squares(Context& ctx, const SumSquaresArgs& args) {
+  check_aligned("sum_squares", {args.x_A});
+  Arena& scratch = scratch_of(ctx, "sum_squares");
+  for_each_table(
+      args.segments, kSquaresBlockElements / kVector, [&](const SegmentTable& table, size_t first) {
+        const ArenaScope scope(scratch);
+        double* partials = scratch.tensor(DType::kF64, Shape{table.blocks}).f64();
+        if (table.blocks > 0) {
+          with_type(args.x_A.dtype, [&](auto type) {
+            using T = decltype(type);
+            squares_kernel<T><<<static_cast<unsigned>(table.blocks), kThreads, 0, stream_of(ctx)>>>(
+                table, data_of<T>(args.x_A), partials);
+          });
+          check_launch("sum_squares");
+        }
+        segment_sums_kernel<<<static_cast<unsigned>(table.count), kThreads, 0, stream_of(ctx)>>>(
+            table, partials, args.sums_S.f64() + first);
+        check_launch("sum_squares");
+      });
+}
+
+void clip_factor(Context& ctx, const ClipFactorArgs& args) {
+  clip_kernel<<<1, kThreads, 0, stream_of(ctx)>>>(args.sums_S.f64(), args.sums_S.num_elements(),
+                                                  args.loss_sums_3.f64(), args.max_norm, args.norm_1.f64(),
+                                                  args.factor_1.f64(), args.apply_1.f64());
+  check_launch("clip_factor");
+}
+
+void adamw(Context& ctx, const AdamwArgs& args) {
+  check_aligned("adamw", {args.weights_A, args.master_A, args.remainder_A, args.grad_A, args.exp_avg_A,
+                          args.exp_avg_sq_A});
+  const bool half = args.weights_A.dtype == DType::kBF16;
+  BM_CHECK(half || !(args.master_A || args.remainder_A), "adamw: F32 weights are their own master");
+  for_each_table(args.segments, kAdamwBlockElements / kVector, [&](const SegmentTable& table, size_t) {
+    if (table.blocks == 0) return;
+    if (!half) {
+      launch_adamw<Master::kNone, float>(ctx, args, table);
+    } else if (args.master_A) {
+      launch_adamw<Master::kF32, bf16>(ctx, args, table);
+    } else if (args.remainder_A) {
+      launch_adamw<Master::kRemainder, bf16>(ctx, args, table);
+    } else {
+      launch_adamw<Master::kNone, bf16>(ctx, args, table);
+    }
+  });
+}
+
+}  // namespace biomoe::cuda

@@ -1,0 +1,179 @@
+// What the tests of the GPU share: a context, and tensors of any type in its memory, poisoned, set from and
+// read as doubles. Without a usable GPU every test is skipped, and says why.
+#pragma once
+
+#include <cstring>
+#include <memory>
+
+#include "biomoe/ops/device.h"
+#include "tests/ops/op_test.h"
+
+namespace biomoe::test {
+
+class GpuTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    if (!device_available(Device::kCuda, &why)) GTEST_SKIP() << why;
+    handle_ = DeviceHandle(Device::kCuda);
+    ctx_.device = Device::kCuda;
+    ctx_.state = handle_.get();
+  }
+  // Scratch memory of exactly the bytes that an op asked for, poisoned.
+  Context& with_scratch(size_t bytes) {
+    scratch_ = std::make_unique<Arena>(bytes, "test scratch", device_memory(Device::kCuda));
+    scratch_->poison_free();
+    ctx_.scratch = scratch_.get();
+    return ctx_;
+  }
+  Context& ctx() { return ctx_; }
+
+ private:
+  DeviceHandle handle_;
+  std::unique_ptr<Arena> scratch_;
+  Context ctx_;
+};
+
+inline void encode(double value, DType dtype, uint8_t* to) {
+  const auto put = [&](auto element) { std::memcpy(to, &element, sizeof(element)); };
+  switch (dtype) {
+    case DType::kF32:
+      return put(static_cast<float>(value));
+    case DType::kBF16:
+      return put(bf16_from_float(static_cast<float>(value)));
+    case DType::kF64:
+      return put(value);
+    case DType::kI32:
+      return put(static_cast<int32_t>(value));
+    case DType::kI64:
+      return put(static_cast<int64_t>(value));
+    case DType::kU16:
+      return put(static_cast<uint16_t>(value));
+    default:
+      throw failure("encode: {}", dtype_name(dtype));
+  }
+}
+
+inline double decode(const uint8_t* from, DType dtype) {
+  const auto get = [&](auto element) {
+    std::memcpy(&element, from, sizeof(element));
+    return element;
+  };
+  switch (dtype) {
+    case DType::kF32:
+      return static_cast<double>(get(0.0f));
+    case DType::kBF16:
+      return static_cast<double>(float_from_bf16(get(uint16_t{0})));
+    case DType::kF64:
+      return get(0.0);
+    case DType::kI32:
+      return get(int32_t{0});
+    case DType::kI64:
+      return static_cast<double>(get(int64_t{0}));
+    case DType::kU16:
+      return get(uint16_t{0});
+    default:
+      throw failure("decode: {}", dtype_name(dtype));
+  }
+}
+
+// Standard normal numbers, rounded to the type they will be stored in.
+inline std::vector<double> normals(uint64_t seed, int64_t count, DType dtype, double scale = 1.0) {
+  const Rng rng(seed, RngStream::kTest);
+  std::vector<double> values;
+  for (int64_t i = 0; i < count; ++i) {
+    uint8_t bytes[8];
+    encode(scale * rng.normal(static_cast<uint64_t>(i)), dtype, bytes);
+    values.push_back(decode(bytes, dtype));
+  }
+  return values;
+}
+
+// Uniform in [0, bound).
+inline std::vector<int32_t> ids(uint64_t seed, int64_t count, int64_t bound) {
+  const Rng rng(seed, RngStream::kTest);
+  std::vector<int32_t> values;
+  for (int64_t i = 0; i < count; ++i) {
+    values.push_back(
+        static_cast<int32_t>(rng.uniform(static_cast<uint64_t>(i)) * static_cast<double>(bound)));
+  }
+  return values;
+}
+
+inline std::vector<double> doubles(const std::vector<int32_t>& values) {
+  return {values.begin(), values.end()};
+}
+
+// GPU memory that starts as NaN (-1 for integers), the padding between rows and the bytes after the end
+// included.
+class GpuTensor {
+ public:
+  GpuTensor(Context& ctx, DType dtype, Shape shape, int64_t row_padding = 0)
+      : ctx_(ctx), dtype_(dtype), shape_(shape) {
+    row_ = TensorView(nullptr, dtype, shape).row_elements();
+    stride_ = row_ + row_padding;
+    const int64_t rows = shape.rank() ? shape[0] : 1;
+    host_.assign(static_cast<size_t>(rows * stride_) * dtype_size(dtype) + kTail, 0xff);
+    memory_ = std::make_unique<Arena>(host_.size(), "test tensor", device_memory(Device::kCuda));
+    data_ = memory_->allocate(host_.size());
+    upload();
+  }
+  GpuTensor& set(const std::vector<double>& values) {
+    for (int64_t i = 0; i < size(); ++i) encode(values.at(static_cast<size_t>(i)), dtype_, at(i));
+    upload();
+    return *this;
+  }
+  GpuTensor& fill(double value) { return set(std::vector<double>(static_cast<size_t>(size()), value)); }
+  TensorView view() const { return TensorView(data_, dtype_, shape_, stride_); }
+  int64_t size() const { return shape_.num_elements(); }
+
+  // Waits for the GPU.
+  std::vector<double> values() {
+    download();
+    std::vector<double> all;
+    for (int64_t i = 0; i < size(); ++i) all.push_back(decode(at(i), dtype_));
+    return all;
+  }
+  const std::vector<uint8_t>& bytes() {
+    download();
+    return host_;
+  }
+  // Nothing was written between the rows or after them.
+  bool padding_untouched() {
+    download();
+    const auto element = static_cast<int64_t>(dtype_size(dtype_));
+    const auto end = static_cast<int64_t>(host_.size() - kTail);
+    for (int64_t i = 0; i < static_cast<int64_t>(host_.size()); ++i) {
+      const bool inside = i < end && i / element % stride_ < row_;
+      if (!inside && host_[static_cast<size_t>(i)] != 0xff) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr size_t kTail = 64;
+
+  uint8_t* at(int64_t i) {
+    return host_.data() + static_cast<size_t>(i / row_ * stride_ + i % row_) * dtype_size(dtype_);
+  }
+  void upload() {
+    copy_to_device(ctx_, data_, host_.data(), host_.size());
+    device_wait_sync(ctx_);
+  }
+  void download() {
+    copy_to_host(ctx_, host_.data(), data_, host_.size());
+    device_wait_sync(ctx_);
+  }
+
+  Context& ctx_;
+  DType dtype_;
+  Shape shape_;
+  int64_t row_ = 1, stride_ = 1;
+  std::vector<uint8_t> host_;
+  std::unique_ptr<Arena> memory_;
+  void* data_ = nullptr;
+};
+
+inline const std::vector<DType> kComputeTypes = {DType::kF32, DType::kBF16};
+
+}  // namespace biomoe::test
