@@ -105,7 +105,9 @@ void CudaAdamwTest::follow(const Variant& v) {
     avg_sq.push_back(state.exp_avg_sq);
   }
   const DType param_type = exact && v.moments == DType::kF32 ? DType::kF32 : DType::kBF16;
-  if (v.masters == Masters::kF32) EXPECT_CLOSE(inside(master.values()), inside(param), param_type);
+  if (v.masters == Masters::kF32) {
+    EXPECT_CLOSE(inside(master.values()), inside(param), param_type);
+  }
   if (v.masters == Masters::kRemainder) {
     std::vector<double> joined;
     const auto got = weights.values(), rest = remainder.values();
