@@ -34,11 +34,6 @@ void check_sequences(const char* op, const TensorView& cu_seqlens) {
 
 }  // namespace
 
-size_t attention_scratch_bytes(Device device, const AttentionShape& shape, int64_t tokens, int num_threads) {
-  BM_CHECK(device == Device::kCpu, "attention_scratch_bytes: not the CPU");
-  return cpu::attention_scratch_bytes(shape, tokens, num_threads);
-}
-
 void attention_forward(Context& ctx, const AttentionForwardArgs& args) {
   constexpr const char* kOp = "attention_forward";
   check_shape(kOp, ctx, args.shape);
@@ -79,6 +74,12 @@ void attention_decode(Context& ctx, const AttentionDecodeArgs& args) {
            "{}: {} queries at the end of {} keys, expected at most {} keys", kOp, queries[0], keys[0],
            shape.max_seqlen);
   BIOMOE_RUN_ON_DEVICE(attention_decode, ctx, args);
+}
+
+size_t attention_scratch_bytes(Device device, const AttentionShape& shape, int64_t tokens, int num_threads,
+                               bool deterministic) {
+  return device == Device::kCpu ? cpu::attention_scratch_bytes(shape, tokens, num_threads)
+                                : cuda::attention_scratch_bytes(shape, tokens, deterministic);
 }
 
 }  // namespace biomoe

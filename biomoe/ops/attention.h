@@ -56,11 +56,16 @@ struct AttentionDecodeArgs {
   TensorView out_TC;  // [T, H*K], assigned
 };
 
-// Bytes of ctx.scratch for any of the three with this many tokens and CPU threads.
-size_t attention_scratch_bytes(Device device, const AttentionShape& shape, int64_t tokens, int num_threads);
+// Bytes of ctx.scratch for either direction with this many tokens, CPU threads and ctx.deterministic.
+size_t attention_scratch_bytes(Device device, const AttentionShape& shape, int64_t tokens, int num_threads,
+                               bool deterministic = false);
 
+// The same as each backend defines it. The GPU's is host arithmetic and part of every build.
 namespace cpu {
 size_t attention_scratch_bytes(const AttentionShape& shape, int64_t tokens, int num_threads);
+}
+namespace cuda {
+size_t attention_scratch_bytes(const AttentionShape& shape, int64_t tokens, bool deterministic);
 }
 
 }  // namespace biomoe
