@@ -1,0 +1,155 @@
+// Routes the products of experts to the kernels that this GPU has.
+#include "biomoe/ops/grouped_gemm.h"
+
+#include <cuda_runtime.h>
+
+#include "biomoe/backend/cuda/gemm/grouped_gemm_sm90.h"
+#include "biomoe/backend/cuda/state.h"
+#include "biomoe/core/error.h"
+
+namespace biomoe::cuda {
+namespace {
+
+// What sm90's kernels ask of every product: the GPU, bf16, rows padded for tiles, and no gaps between rows.
+void check_supported(const char* op, const Context& ctx, const TensorView& x, const TensorView& rows) {
+  if (ctx.state->compute_capability != 90) {
+    throw user_error(
+        "{}: the kernels for all experts at once are for compute capability 9.0, and this GPU has "
+        "{}.{}; set expert_ffn_mode=loop",
+        op, ctx.state->compute_capability / 10, ctx.state->compute_capability % 10);
+  }
+  if (x.dtype != DType::kBF16) {
+    throw user_error(
+        "{}: the kernels for all experts at once compute in BF16, not {}; set expert_ffn_mode=loop", op,
+        dtype_name(x.dtype));
+  }
+  BM_CHECK(rows, "{}: needs rows (experts' rows padded to {})", op, sm90::kSegmentRows);
+}
+
+__nv_bfloat16* bf16(const char* op, const TensorView& view) {
+  BM_CHECK(view.contiguous() && view.dtype == DType::kBF16, "{}: {} {} with a row stride of {}", op,
+           dtype_name(view.dtype), view.shape.str(), view.row_stride);
+  return static_cast<__nv_bfloat16*>(view.data);
+}
+
+sm90::ExpertRows expert_rows(const TensorView& offsets, const TensorView& rows, int64_t capacity) {
+  return {.offsets = offsets.i64(),
+          .rows_valid = rows.i32(),
+          .experts = static_cast<int>(rows.shape[0]),
+          .capacity = capacity};
+}
+
+template <typename Problem>
+void run(const char* op, const Context& ctx, const Problem& problem, const sm90::Tiling& tiling) {
+  sm90::GroupedGemmPlan plan;
+  const cudaError_t error = sm90::make_plan(problem, tiling, &plan);
+  if (error == cudaErrorInvalidValue) {
+    throw user_error(
+        "{}: {} experts of these widths cannot run as one product (at most {} experts, widths that "
+        "are multiples of 8, expert widths of 32); set expert_ffn_mode=loop",
+        op, problem.rows.experts, sm90::kMaxExperts);
+  }
+  check(error, op);
+  check(plan.launch(ctx.state->stream), op);
+}
+
+template <typename Problem>
+void run(const char* op, const Context& ctx, const Problem& problem) {
+  run(op, ctx, problem, sm90::choose_tiling(problem));
+}
+
+}  // namespace
+
+void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
+  constexpr const char* kOp = "grouped_gemm_forward";
+  check_supported(kOp, ctx, args.x_RI, args.rows_E);
+  const int64_t capacity = args.x_RI.shape[0];
+  if (args.y_RO.num_elements() == 0) return;
+  run(kOp, ctx,
+      sm90::ForwardProblem{.rows = expert_rows(args.offsets_E1, args.rows_E, capacity),
+                           .in = args.w_EOI.shape[2],
+                           .out = args.w_EOI.shape[1],
+                           .x = bf16(kOp, args.x_RI),
+                           .w = bf16(kOp, args.w_EOI),
+                           .y = bf16(kOp, args.y_RO)});
+}
+
+void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
+  constexpr const char* kOp = "grouped_gemm_dgrad";
+  check_supported(kOp, ctx, args.x_RI, args.rows_E);
+  const int64_t capacity = args.x_RI.shape[0];
+  if (args.x_RI.num_elements() == 0) return;
+  run(kOp, ctx,
+      sm90::DgradProblem{.rows = expert_rows(args.offsets_E1, args.rows_E, capacity),
+                         .in = args.w_EOI.shape[2],
+                         .out = args.w_EOI.shape[1],
+                         .dy = bf16(kOp, args.y_RO),
+                         .w = bf16(kOp, args.w_EOI),
+                         .dx = bf16(kOp, args.x_RI)});
+}
+
+void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
+  constexpr const char* kOp = "grouped_gemm_wgrad";
+  check_supported(kOp, ctx, args.x_RI, args.rows_E);
+  const int64_t capacity = args.x_RI.shape[0];
+  if (args.w_EOI.num_elements() == 0) return;
+  BM_CHECK(args.w_EOI.contiguous(), "{}: dw {} has a row stride of {}", kOp, args.w_EOI.shape.str(),
+           args.w_EOI.row_stride);
+  if (capacity == 0) {  // no tile to start from
+    if (!args.accumulate) {
+      check(cudaMemsetAsync(args.w_EOI.data, 0, args.w_EOI.bytes(), ctx.state->stream), kOp);
+    }
+    return;
+  }
+  const bool fp32 = args.w_EOI.dtype == DType::kF32;
+  run(kOp, ctx,
+      sm90::WgradProblem{.rows = expert_rows(args.offsets_E1, args.rows_E, capacity),
+                         .in = args.w_EOI.shape[2],
+                         .out = args.w_EOI.shape[1],
+                         .dy = bf16(kOp, args.y_RO),
+                         .x = bf16(kOp, args.x_RI),
+                         .dw = args.w_EOI.data,
+                         .type = fp32 ? sm90::GradientType::kFp32 : sm90::GradientType::kBf16,
+                         .accumulate = args.accumulate});
+}
+
+void grouped_gate_up(Context& ctx, const GroupedGateUpArgs& args) {
+  constexpr const char* kOp = "grouped_gate_up";
+  check_supported(kOp, ctx, args.x_RD, args.rows_E);
+  BM_CHECK(args.interleave == 32, "{}: gate and up interleaved by {}, expected 32", kOp, args.interleave);
+  if (args.gate_up_R2F.num_elements() == 0) return;
+  run(kOp, ctx,
+      sm90::GateUpProblem{.rows = expert_rows(args.offsets_E1, args.rows_E, args.x_RD.shape[0]),
+                          .in = args.x_RD.shape[1],
+                          .features = args.act_RF.shape[1],
+                          .x = bf16(kOp, args.x_RD),
+                          .w = bf16(kOp, args.w_E2FD),
+                          .prob = args.probs_R.f32(),
+                          .gate_up = bf16(kOp, args.gate_up_R2F),
+                          .act = bf16(kOp, args.act_RF)});
+}
+
+void grouped_down_backward(Context& ctx, const GroupedDownBackwardArgs& args) {
+  constexpr const char* kOp = "grouped_down_backward";
+  check_supported(kOp, ctx, args.dy_RD, args.rows_E);
+  BM_CHECK(args.interleave == 32, "{}: gate and up interleaved by {}, expected 32", kOp, args.interleave);
+  if (args.dact_RF.num_elements() == 0) return;
+  sm90::DownDgradProblem problem{.rows = expert_rows(args.offsets_E1, args.rows_E, args.dy_RD.shape[0]),
+                                 .features = args.dact_RF.shape[1],
+                                 .out = args.dy_RD.shape[1],
+                                 .dy = bf16(kOp, args.dy_RD),
+                                 .w = bf16(kOp, args.w_EDF),
+                                 .gate_up = bf16(kOp, args.gate_up_R2F),
+                                 .prob = args.probs_R.f32(),
+                                 .dgate_up = bf16(kOp, args.dgate_up_R2F),
+                                 .dprob = args.dprobs_R.f32()};
+  const sm90::Tiling tiling = sm90::choose_tiling(problem);
+  // dact is not stored; its memory takes the partial sums of dprobs.
+  problem.dprob_partials = static_cast<float*>(args.dact_RF.data);
+  const auto partials = static_cast<size_t>(sm90::dprob_partials_count(problem, tiling)) * sizeof(float);
+  BM_CHECK(partials <= args.dact_RF.bytes() && args.dact_RF.contiguous(),
+           "{}: {} bytes of partial sums in {}", kOp, partials, args.dact_RF.bytes());
+  run(kOp, ctx, problem, tiling);
+}
+
+}  // namespace biomoe::cuda
