@@ -152,12 +152,15 @@ class Operation {
   std::array<int64_t*, kAttentionOperands> offsets_{};
 };
 
-// cuDNN's fp32 sums of dk and dv for every query head have rows H / G times as far apart as those of dk and
-// dv. So these are written side by side first, and copied to their bands of a wider matrix.
+// With grouped heads cuDNN keeps dk and dv of every query head in fp32, in rows H / G times as far apart as
+// those of dk and dv. So these are then written side by side, and copied to their bands of a wider matrix.
 class KeyGradients {
  public:
   KeyGradients(Context& ctx, const AttentionShape& shape, const TensorView& out)
-      : ctx_(ctx), out_(out), direct_(out.shape[0] <= 1 || out.contiguous()), side_by_side_(out) {
+      : ctx_(ctx),
+        out_(out),
+        direct_(shape.num_heads == shape.num_key_value_heads || out.shape[0] <= 1 || out.contiguous()),
+        side_by_side_(out) {
     if (direct_) return;
     side_by_side_ = TensorView(ctx.scratch->allocate(attention_key_gradient_bytes(shape, out.shape[0])),
                                out.dtype, out.shape);

@@ -130,6 +130,9 @@ void GemmPlan::run(const DeviceState& state, const GemmArgs& args) const {
 const GemmPlan& GemmPlans::find_or_make(const DeviceState& state, const GemmKey& key) {
   const auto found = plans_.find(key);
   if (found != plans_.end()) return *found->second;
+  // Experts one by one have other rows at every step.
+  constexpr size_t kEnough = 4096;
+  if (plans_.size() >= kEnough) plans_.clear();
   auto plan = std::make_unique<GemmPlan>(state.cublas_lt, key, state.workspace_bytes);
   return *plans_.emplace(key, std::move(plan)).first->second;
 }

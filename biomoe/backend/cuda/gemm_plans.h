@@ -58,6 +58,7 @@ class GemmPlan {
 
 class GemmPlans {
  public:
+  // Valid until the next call.
   const GemmPlan& find_or_make(const DeviceState& state, const GemmKey& key);
 
  private:
