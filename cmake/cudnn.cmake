@@ -69,7 +69,8 @@ add_library(biomoe_cudnn INTERFACE)
 target_include_directories(biomoe_cudnn SYSTEM INTERFACE "${cudnn_frontend_dir}" "${CUDNN_INCLUDE_DIR}")
 target_compile_definitions(biomoe_cudnn INTERFACE CUDNN_FRONTEND_SKIP_JSON_LIB)
 get_filename_component(cudnn_library_dir "${CUDNN_LIBRARY}" DIRECTORY)
-target_link_libraries(biomoe_cudnn INTERFACE "${CUDNN_LIBRARY}" CUDA::cudart_static ${CMAKE_DL_LIBS})
+# The frontend has engines of its own that it compiles at run time; none is used here, but they are linked.
+target_link_libraries(biomoe_cudnn INTERFACE "${CUDNN_LIBRARY}" CUDA::cudart_static CUDA::nvrtc)
 target_link_options(biomoe_cudnn INTERFACE "LINKER:-rpath,${cudnn_library_dir}")
 
 # To be called in the folder that defines `target`, the library with backend/cuda.
