@@ -1,0 +1,122 @@
+// What the checks and the timings of the grouped GEMM kernels share: device arrays, routed rows, tilings.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "bench/cuda/grouped_gemm_reference.cuh"
+#include "biomoe/backend/cuda/gemm/grouped_gemm_sm90.h"
+
+namespace bench {
+
+namespace sm90 = biomoe::cuda::sm90;
+using sm90::GroupedGemmPlan;
+using sm90::TileSchedule;
+using sm90::Tiling;
+
+constexpr Tiling kTilings[] = {{TileSchedule::kCooperative, 1},
+                               {TileSchedule::kCooperative, 2},
+                               {TileSchedule::kPingpong, 1},
+                               {TileSchedule::kPingpong, 2}};
+constexpr const char* kTilingNames[] = {"coop x1", "coop x2", "ping x1", "ping x2"};
+constexpr int kTilingCount = 4;
+
+template <typename T>
+class DeviceArray {
+ public:
+  explicit DeviceArray(int64_t count) : count_(count) {
+    BENCH_CUDA(cudaMalloc(&data_, static_cast<size_t>(std::max<int64_t>(count, 1)) * sizeof(T)));
+  }
+  explicit DeviceArray(const std::vector<T>& host) : DeviceArray(static_cast<int64_t>(host.size())) {
+    BENCH_CUDA(cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  ~DeviceArray() { cudaFree(data_); }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+
+  T* get() const { return data_; }
+  int64_t count() const { return count_; }
+  void poison() { BENCH_CUDA(cudaMemset(data_, 0xFF, static_cast<size_t>(count_) * sizeof(T))); }
+  void copy_from(const DeviceArray& other) {
+    BENCH_CUDA(
+        cudaMemcpy(data_, other.data_, static_cast<size_t>(count_) * sizeof(T), cudaMemcpyDeviceToDevice));
+  }
+
+ private:
+  T* data_ = nullptr;
+  int64_t count_;
+};
+
+constexpr int kGrid = 1320;
+constexpr int kBlock = 256;
+
+inline std::unique_ptr<DeviceArray<Bf16>> random_weights(int64_t count, float scale, uint64_t seed) {
+  auto array = std::make_unique<DeviceArray<Bf16>>(count);
+  fill_normal_kernel<<<kGrid, kBlock>>>(array->get(), count, scale, seed);
+  return array;
+}
+
+// Routed rows on the device.
+struct Rows {
+  explicit Rows(const std::vector<int>& counts, int64_t spare) {
+    std::vector<int64_t> starts{0};
+    std::vector<int32_t> experts_of_rows;
+    for (size_t e = 0; e < counts.size(); ++e) {
+      const int64_t padded = (counts[e] + 127) / 128 * 128;
+      starts.push_back(starts.back() + padded);
+      experts_of_rows.insert(experts_of_rows.end(), static_cast<size_t>(padded), static_cast<int32_t>(e));
+      valid += counts[e];
+    }
+    capacity = starts.back() + spare;
+    experts_of_rows.resize(static_cast<size_t>(capacity), -1);
+    experts = static_cast<int>(counts.size());
+    offsets = std::make_unique<DeviceArray<int64_t>>(starts);
+    rows_valid = std::make_unique<DeviceArray<int32_t>>(std::vector<int32_t>(counts.begin(), counts.end()));
+    row_expert = std::make_unique<DeviceArray<int32_t>>(experts_of_rows);
+  }
+  sm90::ExpertRows expert_rows() const { return {offsets->get(), rows_valid->get(), experts, capacity}; }
+  Routing routing() const { return {offsets->get(), row_expert->get(), capacity, experts}; }
+
+  std::unique_ptr<DeviceArray<Bf16>> activations(int64_t columns, uint64_t seed) const {
+    auto array = std::make_unique<DeviceArray<Bf16>>(capacity * columns);
+    fill_rows_kernel<<<kGrid, kBlock>>>(array->get(), columns, routing(), rows_valid->get(), 1.0f, seed);
+    return array;
+  }
+  std::unique_ptr<DeviceArray<float>> probs(uint64_t seed) const {
+    auto array = std::make_unique<DeviceArray<float>>(capacity);
+    fill_probs_kernel<<<static_cast<unsigned>((capacity + kBlock - 1) / kBlock), kBlock>>>(
+        array->get(), routing(), rows_valid->get(), seed);
+    return array;
+  }
+
+  int experts = 0;
+  int64_t valid = 0, capacity = 0;
+  std::unique_ptr<DeviceArray<int64_t>> offsets;
+  std::unique_ptr<DeviceArray<int32_t>> rows_valid, row_expert;
+};
+
+// Tokens choose k distinct experts, uniformly.
+inline std::vector<int> random_counts(int tokens, int k, int experts, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<int> counts(static_cast<size_t>(experts), 0), order(static_cast<size_t>(experts));
+  for (int e = 0; e < experts; ++e) order[static_cast<size_t>(e)] = e;
+  for (int t = 0; t < tokens; ++t) {
+    for (int i = 0; i < k; ++i) {
+      const auto pick = static_cast<size_t>(i) + random() % static_cast<size_t>(experts - i);
+      std::swap(order[static_cast<size_t>(i)], order[pick]);
+      ++counts[static_cast<size_t>(order[static_cast<size_t>(i)])];
+    }
+  }
+  return counts;
+}
+
+template <typename Problem>
+GroupedGemmPlan plan_for(const Problem& problem, const Tiling& tiling) {
+  GroupedGemmPlan plan;
+  BENCH_CUDA(make_plan(problem, tiling, &plan));
+  return plan;
+}
+
+}  // namespace bench

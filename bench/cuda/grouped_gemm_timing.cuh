@@ -1,0 +1,236 @@
+// Times the grouped GEMM kernels at the geometry of Mixtral 8x7B, with random rows and weights, and dense
+// products of as many rows with cuBLASLt. TFLOP/s count real rows only.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <functional>
+#include <string>
+
+#include "bench/cuda/grouped_gemm_data.cuh"
+
+#define BENCH_CUBLAS(call)                                                                     \
+  do {                                                                                         \
+    const cublasStatus_t status_ = (call);                                                     \
+    if (status_ != CUBLAS_STATUS_SUCCESS) {                                                    \
+      std::fprintf(stderr, "%s:%d: %s: status %d\n", __FILE__, __LINE__, #call, int(status_)); \
+      std::exit(1);                                                                            \
+    }                                                                                          \
+  } while (false)
+
+namespace bench {
+
+constexpr int kWarmups = 3;
+constexpr int kRepeats = 21;
+
+// Median time of one call in milliseconds.
+inline double median_ms(const std::function<void()>& call, int repeats = kRepeats) {
+  for (int i = 0; i < kWarmups; ++i) call();
+  std::vector<cudaEvent_t> events(static_cast<size_t>(repeats) + 1);
+  for (cudaEvent_t& event : events) BENCH_CUDA(cudaEventCreate(&event));
+  BENCH_CUDA(cudaEventRecord(events[0]));
+  for (int i = 0; i < repeats; ++i) {
+    call();
+    BENCH_CUDA(cudaEventRecord(events[static_cast<size_t>(i) + 1]));
+  }
+  BENCH_CUDA(cudaDeviceSynchronize());
+  std::vector<float> times(static_cast<size_t>(repeats));
+  for (size_t i = 0; i < times.size(); ++i)
+    BENCH_CUDA(cudaEventElapsedTime(&times[i], events[i], events[i + 1]));
+  for (cudaEvent_t event : events) cudaEventDestroy(event);
+  std::nth_element(times.begin(), times.begin() + repeats / 2, times.end());
+  return times[static_cast<size_t>(repeats) / 2];
+}
+
+// out[m, n] = a b for row-major matrices as the form has them, dense: the best of cuBLASLt's first
+// suggestions.
+class DenseGemm {
+ public:
+  DenseGemm() : workspace_(int64_t{64} << 20) { BENCH_CUBLAS(cublasLtCreate(&handle_)); }
+  ~DenseGemm() { cublasLtDestroy(handle_); }
+
+  double best_ms(Form form, int64_t m, int64_t n, int64_t k, const Bf16* a, const Bf16* b, Bf16* out) {
+    // In cuBLAS's column-major terms this is out^T = b^T a^T.
+    cublasLtMatmulDesc_t operation;
+    BENCH_CUBLAS(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    const cublasOperation_t trans_b = form == Form::kForward ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t trans_a = form == Form::kWgrad ? CUBLAS_OP_T : CUBLAS_OP_N;
+    BENCH_CUBLAS(
+        cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &trans_b, sizeof(trans_b)));
+    BENCH_CUBLAS(
+        cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSB, &trans_a, sizeof(trans_a)));
+    cublasLtMatrixLayout_t layout_b, layout_a, layout_out;
+    const auto layout = [](cublasLtMatrixLayout_t* l, int64_t rows, int64_t columns) {
+      BENCH_CUBLAS(cublasLtMatrixLayoutCreate(l, CUDA_R_16BF, static_cast<uint64_t>(rows),
+                                              static_cast<uint64_t>(columns), rows));
+    };
+    layout(&layout_b, form == Form::kForward ? k : n, form == Form::kForward ? n : k);
+    layout(&layout_a, form == Form::kWgrad ? m : k, form == Form::kWgrad ? k : m);
+    layout(&layout_out, n, m);
+    cublasLtMatmulPreference_t preference;
+    const uint64_t bytes = static_cast<uint64_t>(workspace_.count());
+    BENCH_CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
+    BENCH_CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                      &bytes, sizeof(bytes)));
+    cublasLtMatmulHeuristicResult_t found[4];
+    int count = 0;
+    BENCH_CUBLAS(cublasLtMatmulAlgoGetHeuristic(handle_, operation, layout_b, layout_a, layout_out,
+                                                layout_out, preference, 4, found, &count));
+    const float one = 1.0f, zero = 0.0f;
+    double best = 1e30;
+    for (int i = 0; i < count; ++i) {
+      best =
+          std::min(best, median_ms(
+                             [&] {
+                               BENCH_CUBLAS(cublasLtMatmul(handle_, operation, &one, b, layout_b, a, layout_a,
+                                                           &zero, out, layout_out, out, layout_out,
+                                                           &found[i].algo, workspace_.get(), bytes, nullptr));
+                             },
+                             9));
+    }
+    cublasLtMatmulPreferenceDestroy(preference);
+    for (cublasLtMatrixLayout_t l : {layout_a, layout_b, layout_out}) cublasLtMatrixLayoutDestroy(l);
+    cublasLtMatmulDescDestroy(operation);
+    return best;
+  }
+
+ private:
+  DeviceArray<uint8_t> workspace_;
+  cublasLtHandle_t handle_ = nullptr;
+};
+
+constexpr int64_t kWidth = 4096, kFeatures = 14336;
+constexpr int kExperts = 8;
+
+// Buffers of one expert layer, forward and backward.
+struct Layer {
+  Layer(const std::vector<int>& counts)
+      : rows(counts, 128),
+        x(rows.activations(kWidth, 1)),
+        y(rows.activations(kWidth, 2)),
+        gate_up(rows.activations(2 * kFeatures, 3)),
+        gate_up_out(rows.activations(2 * kFeatures, 4)),
+        act(rows.activations(kFeatures, 5)),
+        prob(rows.probs(6)),
+        dprob(rows.capacity),
+        partials(rows.capacity * kFeatures / 128),
+        w_gate_up(random_weights(kExperts * 2 * kFeatures * kWidth, 0.02f, 7)),
+        w_down(random_weights(kExperts * kFeatures * kWidth, 0.01f, 8)),
+        dw(kExperts * 2 * kFeatures * kWidth),
+        dw_fp32(kExperts * 2 * kFeatures * kWidth) {
+    BENCH_CUDA(cudaMemset(dw_fp32.get(), 0, static_cast<size_t>(dw_fp32.count()) * 4));
+  }
+
+  Rows rows;
+  std::unique_ptr<DeviceArray<Bf16>> x, y, gate_up, gate_up_out, act;
+  std::unique_ptr<DeviceArray<float>> prob;
+  DeviceArray<float> dprob, partials;
+  std::unique_ptr<DeviceArray<Bf16>> w_gate_up, w_down;
+  DeviceArray<Bf16> dw;
+  DeviceArray<float> dw_fp32;
+};
+
+struct TimedProduct {
+  const char* name;
+  std::function<GroupedGemmPlan(const Tiling&)> plan;
+  double flop;
+  std::function<double(DenseGemm&)> dense_ms;  // null: none
+  double dense_flop;
+};
+
+inline std::vector<TimedProduct> timed_products(Layer& l) {
+  const sm90::ExpertRows rows = l.rows.expert_rows();
+  const int64_t m = l.rows.valid, per_expert = m / kExperts;
+  const double gate_up_flop = 2.0 * static_cast<double>(m) * kWidth * 2 * kFeatures,
+               down_flop = gate_up_flop / 2;
+  const auto dense = [](Form form, int64_t dm, int64_t n, int64_t k, const Bf16* a, const Bf16* b,
+                        Bf16* out) {
+    return [=](DenseGemm& gemm) { return gemm.best_ms(form, dm, n, k, a, b, out); };
+  };
+  Bf16 *x = l.x->get(), *y = l.y->get(), *gate_up = l.gate_up->get(), *gate_up_out = l.gate_up_out->get();
+  Bf16 *act = l.act->get(), *w_gate_up = l.w_gate_up->get(), *w_down = l.w_down->get(), *dw = l.dw.get();
+  float *prob = l.prob->get(), *dprob = l.dprob.get(), *partials = l.partials.get(),
+        *dw_fp32 = l.dw_fp32.get();
+  return {
+      {"gate_up + SwiGLU",
+       [=](const Tiling& t) {
+         return plan_for(sm90::GateUpProblem{rows, kWidth, kFeatures, x, w_gate_up, prob, gate_up_out, act},
+                         t);
+       },
+       gate_up_flop, dense(Form::kForward, m, 2 * kFeatures, kWidth, x, w_gate_up, gate_up_out),
+       gate_up_flop},
+      {"gate_up plain",
+       [=](const Tiling& t) {
+         return plan_for(sm90::ForwardProblem{rows, kWidth, 2 * kFeatures, x, w_gate_up, gate_up_out}, t);
+       },
+       gate_up_flop, nullptr, 0},
+      {"down",
+       [=](const Tiling& t) {
+         return plan_for(sm90::ForwardProblem{rows, kFeatures, kWidth, act, w_down, y}, t);
+       },
+       down_flop, dense(Form::kForward, m, kWidth, kFeatures, act, w_down, y), down_flop},
+      {"down dgrad + dSwiGLU",
+       [=](const Tiling& t) {
+         return plan_for(sm90::DownDgradProblem{rows, kFeatures, kWidth, x, w_down, gate_up, prob,
+                                                gate_up_out, partials, dprob},
+                         t);
+       },
+       down_flop, dense(Form::kDgrad, m, kFeatures, kWidth, x, w_down, act), down_flop},
+      {"gate_up dgrad",
+       [=](const Tiling& t) {
+         return plan_for(sm90::DgradProblem{rows, kWidth, 2 * kFeatures, gate_up, w_gate_up, y}, t);
+       },
+       gate_up_flop, dense(Form::kDgrad, m, kWidth, 2 * kFeatures, gate_up, w_gate_up, y), gate_up_flop},
+      {"gate_up wgrad",
+       [=](const Tiling& t) {
+         return plan_for(sm90::WgradProblem{rows, kWidth, 2 * kFeatures, gate_up, x, dw}, t);
+       },
+       gate_up_flop, dense(Form::kWgrad, 2 * kFeatures, kWidth, per_expert, gate_up, x, dw),
+       gate_up_flop / kExperts},
+      {"down wgrad",
+       [=](const Tiling& t) {
+         return plan_for(sm90::WgradProblem{rows, kFeatures, kWidth, x, act, dw}, t);
+       },
+       down_flop, dense(Form::kWgrad, kWidth, kFeatures, per_expert, x, act, dw), down_flop / kExperts},
+      {"gate_up wgrad += FP32",
+       [=](const Tiling& t) {
+         return plan_for(sm90::WgradProblem{rows, kWidth, 2 * kFeatures, gate_up, x, dw_fp32,
+                                            sm90::GradientType::kFp32, true},
+                         t);
+       },
+       gate_up_flop, nullptr, 0},
+  };
+}
+
+inline void time_routing(const char* name, const std::vector<int>& counts, DenseGemm* dense) {
+  Layer layer(counts);
+  BENCH_CUDA(cudaDeviceSynchronize());
+  std::printf("\n%s: %lld rows of %lld\n%-24s", name, static_cast<long long>(layer.rows.valid),
+              static_cast<long long>(layer.rows.capacity), "TFLOP/s (ms)");
+  for (const char* tiling : kTilingNames) std::printf(" %15s", tiling);
+  std::printf(" %15s\n", dense != nullptr ? "cuBLASLt dense" : "");
+  for (const TimedProduct& product : timed_products(layer)) {
+    std::printf("%-24s", product.name);
+    for (const Tiling& tiling : kTilings) {
+      const GroupedGemmPlan plan = product.plan(tiling);
+      const double ms = median_ms([&] { BENCH_CUDA(plan.launch(nullptr)); });
+      std::printf(" %6.1f (%6.3f)", product.flop / ms * 1e-9, ms);
+    }
+    if (dense != nullptr && product.dense_ms != nullptr) {
+      const double ms = product.dense_ms(*dense);
+      std::printf(" %6.1f (%6.3f)", product.dense_flop / ms * 1e-9, ms);
+    }
+    std::printf("\n");
+  }
+}
+
+inline void time_all() {
+  DenseGemm dense;
+  time_routing("T=4096, k=2, E=8", random_counts(4096, 2, kExperts, 11), &dense);
+  time_routing("T=8192, k=2, E=8", random_counts(8192, 2, kExperts, 12), &dense);
+  std::vector<int> skewed(kExperts, 8192 / 2 / (kExperts - 1));
+  skewed[3] = 4096;
+  time_routing("T=4096, one expert with half of the rows", skewed, nullptr);
+}
+
+}  // namespace bench

@@ -1,0 +1,227 @@
+// From problems to plans: checks, tensor maps, launch.
+#include <cstdlib>
+
+#include "biomoe/backend/cuda/gemm/sm90_kernels.h"
+
+namespace biomoe::cuda::sm90 {
+namespace {
+
+constexpr int kBoxSide = 64;
+constexpr int64_t kMaxExtent = int64_t{1} << 31;  // tensor map coordinates are 32-bit
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's function, by way of the runtime, so that no program links against the driver library.
+cudaError_t find_encoder(EncodeTiled* encode) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  const cudaError_t status =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+  if (status != cudaSuccess) return status;
+  if (found != cudaDriverEntryPointSuccess || function == nullptr) return cudaErrorNotSupported;
+  *encode = reinterpret_cast<EncodeTiled>(function);
+  return cudaSuccess;
+}
+
+struct MatrixExtent {
+  int64_t outer, rows, columns;
+};
+
+bool is_aligned(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+
+}  // namespace
+
+// Fills one plan; the first failure sticks.
+struct PlanBuilder {
+  GroupedGemmPlan* plan;
+  Tiling tiling;
+  cudaError_t status = cudaSuccess;
+
+  KernelParams& params() { return plan->params_; }
+
+  void require(bool condition) {
+    if (!condition && status == cudaSuccess) status = cudaErrorInvalidValue;
+  }
+
+  void map(CUtensorMap* map, const void* data, const MatrixExtent& extent,
+           GradientType type = GradientType::kBf16) {
+    const bool fp32 = type == GradientType::kFp32;
+    const int64_t element = fp32 ? 4 : 2;
+    require(data != nullptr && is_aligned(data) && extent.columns * element % 16 == 0);
+    require(extent.outer > 0 && extent.rows > 0 && extent.columns > 0 && extent.rows < kMaxExtent &&
+            extent.columns < kMaxExtent);
+    EncodeTiled encode = nullptr;
+    if (status == cudaSuccess) status = find_encoder(&encode);
+    if (status != cudaSuccess) return;
+    const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(extent.columns),
+                                 static_cast<cuuint64_t>(extent.rows), static_cast<cuuint64_t>(extent.outer)};
+    const cuuint64_t strides[2] = {static_cast<cuuint64_t>(extent.columns * element),
+                                   static_cast<cuuint64_t>(extent.rows * extent.columns * element)};
+    const cuuint32_t box[3] = {static_cast<cuuint32_t>(128 / element), kBoxSide, 1};
+    const cuuint32_t steps[3] = {1, 1, 1};
+    const CUresult result = encode(
+        map, fp32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
+        const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS) status = cudaErrorInvalidValue;
+  }
+
+  void rows(const ExpertRows& rows) {
+    require(rows.offsets != nullptr && rows.rows_valid != nullptr);
+    require(rows.experts > 0 && rows.experts <= kMaxExperts);
+    require(rows.capacity > 0 && rows.capacity < kMaxExtent);
+    params().offsets = rows.offsets;
+    params().rows_valid = rows.rows_valid;
+    params().experts = rows.experts;
+    params().capacity = rows.capacity;
+  }
+
+  void sizes(int64_t m, int64_t n, int64_t k) {
+    require(m < kMaxExtent && n < kMaxExtent && k < kMaxExtent && n % 8 == 0 && k % 8 == 0);
+    require(tiling.cluster == 1 || tiling.cluster == 2);
+    params().m_extent = static_cast<int>(m);
+    params().n_extent = static_cast<int>(n);
+    params().k_extent = static_cast<int>(k);
+    params().n_tiles = static_cast<int>((n + tile_columns(tiling) - 1) / tile_columns(tiling));
+  }
+
+  void kernel(const KernelChoice& choice) {
+    if (status != cudaSuccess) return;
+    int device = 0;
+    int multiprocessors = 0;
+    int major = 0;
+    status = cudaGetDevice(&device);
+    if (status == cudaSuccess) {
+      status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    }
+    if (status == cudaSuccess) {
+      status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    }
+    if (status == cudaSuccess && major != 9) status = cudaErrorNotSupported;
+    if (status != cudaSuccess) return;
+    status = cudaFuncSetAttribute(choice.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  choice.shared_bytes);
+    plan->kernel_ = choice.function;
+    plan->shared_bytes_ = choice.shared_bytes;
+    plan->cluster_ = tiling.cluster;
+    plan->blocks_ = multiprocessors / tiling.cluster * tiling.cluster;
+  }
+
+  void sum_dprob_into(float* dprob) { plan->dprob_ = dprob; }
+};
+
+namespace {
+
+PlanBuilder start(GroupedGemmPlan* plan, const Tiling& tiling) {
+  *plan = GroupedGemmPlan{};
+  return PlanBuilder{plan, tiling};
+}
+
+}  // namespace
+
+cudaError_t GroupedGemmPlan::launch(cudaStream_t stream) const {
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = static_cast<unsigned>(cluster_);
+  cluster.val.clusterDim.y = 1;
+  cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks_));
+  config.blockDim = dim3(384);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes_);
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  void* arguments[] = {const_cast<KernelParams*>(&params_)};
+  const cudaError_t status = cudaLaunchKernelExC(&config, kernel_, arguments);
+  if (status != cudaSuccess || dprob_ == nullptr) return status;
+  return launch_sum_dprob(params_, dprob_, stream);
+}
+
+int64_t dprob_partials_count(const DownDgradProblem& problem, const Tiling& tiling) {
+  const int64_t columns = tile_columns(tiling);
+  return problem.rows.capacity * ((problem.features + columns - 1) / columns);
+}
+
+int64_t wgrad_square_sums_count(const WgradProblem& problem, const Tiling& tiling) {
+  const int64_t columns = tile_columns(tiling);
+  const int64_t row_blocks = (problem.out + 127) / 128 * 2;
+  return problem.rows.experts * row_blocks * ((problem.in + columns - 1) / columns);
+}
+
+cudaError_t make_plan(const ForwardProblem& problem, const Tiling& tiling, GroupedGemmPlan* plan) {
+  PlanBuilder builder = start(plan, tiling);
+  builder.rows(problem.rows);
+  builder.sizes(0, problem.out, problem.in);
+  KernelParams& params = builder.params();
+  builder.map(&params.a, problem.x, {1, problem.rows.capacity, problem.in});
+  builder.map(&params.b, problem.w, {problem.rows.experts, problem.out, problem.in});
+  builder.map(&params.out, problem.y, {1, problem.rows.capacity, problem.out});
+  builder.kernel(forward_kernel(tiling));
+  return builder.status;
+}
+
+cudaError_t make_plan(const GateUpProblem& problem, const Tiling& tiling, GroupedGemmPlan* plan) {
+  PlanBuilder builder = start(plan, tiling);
+  builder.rows(problem.rows);
+  builder.sizes(0, 2 * problem.features, problem.in);
+  builder.require(problem.features % 32 == 0 && problem.prob != nullptr);
+  KernelParams& params = builder.params();
+  builder.map(&params.a, problem.x, {1, problem.rows.capacity, problem.in});
+  builder.map(&params.b, problem.w, {problem.rows.experts, 2 * problem.features, problem.in});
+  builder.map(&params.out, problem.gate_up, {1, problem.rows.capacity, 2 * problem.features});
+  builder.map(&params.aux, problem.act, {1, problem.rows.capacity, problem.features});
+  params.prob = problem.prob;
+  builder.kernel(gate_up_kernel(tiling));
+  return builder.status;
+}
+
+cudaError_t make_plan(const DgradProblem& problem, const Tiling& tiling, GroupedGemmPlan* plan) {
+  PlanBuilder builder = start(plan, tiling);
+  builder.rows(problem.rows);
+  builder.sizes(0, problem.in, problem.out);
+  KernelParams& params = builder.params();
+  builder.map(&params.a, problem.dy, {1, problem.rows.capacity, problem.out});
+  builder.map(&params.b, problem.w, {problem.rows.experts, problem.out, problem.in});
+  builder.map(&params.out, problem.dx, {1, problem.rows.capacity, problem.in});
+  builder.kernel(dgrad_kernel(tiling));
+  return builder.status;
+}
+
+cudaError_t make_plan(const DownDgradProblem& problem, const Tiling& tiling, GroupedGemmPlan* plan) {
+  PlanBuilder builder = start(plan, tiling);
+  builder.rows(problem.rows);
+  builder.sizes(0, problem.features, problem.out);
+  builder.require(problem.features % 32 == 0 && problem.prob != nullptr &&
+                  problem.dprob_partials != nullptr && problem.dprob != nullptr);
+  KernelParams& params = builder.params();
+  builder.map(&params.a, problem.dy, {1, problem.rows.capacity, problem.out});
+  builder.map(&params.b, problem.w, {problem.rows.experts, problem.out, problem.features});
+  builder.map(&params.aux, problem.gate_up, {1, problem.rows.capacity, 2 * problem.features});
+  builder.map(&params.out, problem.dgate_up, {1, problem.rows.capacity, 2 * problem.features});
+  params.prob = problem.prob;
+  params.partials = problem.dprob_partials;
+  builder.kernel(down_dgrad_kernel(tiling));
+  builder.sum_dprob_into(problem.dprob);
+  return builder.status;
+}
+
+cudaError_t make_plan(const WgradProblem& problem, const Tiling& tiling, GroupedGemmPlan* plan) {
+  PlanBuilder builder = start(plan, tiling);
+  builder.rows(problem.rows);
+  builder.sizes(problem.out, problem.in, 0);
+  builder.require(problem.square_sums == nullptr ||
+                  (!problem.accumulate && problem.type == GradientType::kBf16));
+  KernelParams& params = builder.params();
+  builder.map(&params.a, problem.dy, {1, problem.rows.capacity, problem.out});
+  builder.map(&params.b, problem.x, {1, problem.rows.capacity, problem.in});
+  builder.map(&params.out, problem.dw, {problem.rows.experts, problem.out, problem.in}, problem.type);
+  params.partials = problem.square_sums;
+  params.accumulate = problem.accumulate;
+  builder.kernel(wgrad_kernel(tiling, problem.type));
+  return builder.status;
+}
+
+}  // namespace biomoe::cuda::sm90
