@@ -95,7 +95,7 @@ OpBench::OpBench(const BenchOptions& options)
   at_ = lay_out(arena_, config_, parameters_, tokens_, seq_);
   const int threads = resolved_threads(options.num_threads);
   scratch_ = Arena(std::max(attention_scratch_bytes(Device::kCpu, attention_, tokens_, threads),
-                            rms_norm_backward_scratch_bytes(tokens_, config_.hidden_size)),
+                            rms_norm_backward_scratch_bytes(Device::kCpu, tokens_, config_.hidden_size)),
                    "scratch");
   ctx_.num_threads = threads;
   ctx_.scratch = &scratch_;

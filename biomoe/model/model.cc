@@ -7,7 +7,9 @@
 
 #include "biomoe/core/rng.h"
 #include "biomoe/model/parameter_io.h"
+#include "biomoe/ops/adamw.h"
 #include "biomoe/ops/cross_entropy.h"
+#include "biomoe/ops/dispatch.h"
 #include "biomoe/ops/embedding.h"
 #include "biomoe/ops/fill.h"
 #include "biomoe/ops/rms_norm.h"
@@ -44,10 +46,22 @@ void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, 
 }
 
 size_t scratch_bytes(const ModelConfig& config, const ModelLimits& limits) {
-  const size_t attention = attention_scratch_bytes(limits.device, attention_shape(config, limits.max_seqlen),
-                                                   limits.max_tokens, limits.num_threads);
-  const size_t norm = rms_norm_backward_scratch_bytes(limits.max_tokens, config.hidden_size);
-  return align_up(std::max(attention, norm)) + kArenaAlignment;
+  const Device device = limits.device;
+  const int64_t tokens = limits.max_tokens, slots = tokens * config.num_experts_per_tok;
+  // The optimiser's reduction takes its scratch from here too.
+  std::vector<ArenaSegment> segments;
+  for (const auto& spec : ParameterList(config).specs())
+    segments.push_back({spec.offset, spec.num_elements(), true});
+  const size_t largest = std::max({
+      attention_scratch_bytes(device, attention_shape(config, limits.max_seqlen), tokens, limits.num_threads,
+                              limits.deterministic),
+      rms_norm_backward_scratch_bytes(device, tokens, config.hidden_size),
+      router_forward_scratch_bytes(device, tokens, config.num_local_experts),
+      dispatch_plan_scratch_bytes(device, slots, config.num_local_experts),
+      embedding_backward_scratch_bytes(device, tokens, config.vocab_size, config.hidden_size),
+      sum_squares_scratch_bytes(device, segments),
+  });
+  return align_up(largest) + kArenaAlignment;
 }
 
 size_t arena_bytes(const ModelConfig& config, DType type) {

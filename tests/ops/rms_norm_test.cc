@@ -83,7 +83,7 @@ TEST_P(RmsNormTest, BackwardMatchesReferenceForAnyNumberOfThreads) {
   const auto want_dweight = sum_of(want.dweight, start.values());
   Tensor<float> first(Shape{width}), first_dx(shape, 3);
   for (int threads : {1, 2, 3}) {
-    TestContext ctx(threads, rms_norm_backward_scratch_bytes(tokens, width));
+    TestContext ctx(threads, rms_norm_backward_scratch_bytes(Device::kCpu, tokens, width));
     Tensor<float> dx(shape, 3), dweight = start, in_place = dresidual;
     RmsNormBackwardArgs args{.dy_TD = dy.view(),
                              .sum_TD = sum.view(),

@@ -25,7 +25,7 @@ int64_t block_count(int64_t tokens) {
 
 }  // namespace
 
-size_t rms_norm_backward_scratch_bytes(int64_t tokens, int64_t width) {
+size_t cpu::rms_norm_backward_scratch_bytes(int64_t tokens, int64_t width) {
   return align_up(static_cast<size_t>(block_count(tokens) * width) * sizeof(float));
 }
 

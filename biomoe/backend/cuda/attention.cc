@@ -247,4 +247,8 @@ void attention_backward(Context& ctx, const AttentionBackwardArgs& args) {
   clear_single_key_gradients(ctx, args);
 }
 
+void attention_decode(Context&, const AttentionDecodeArgs&) {
+  throw user_error("generating on the GPU is not available; set device=cpu");
+}
+
 }  // namespace biomoe::cuda
