@@ -50,8 +50,8 @@ size_t scratch_bytes(const ModelConfig& config, const ModelLimits& limits) {
   const int64_t tokens = limits.max_tokens, slots = tokens * config.num_experts_per_tok;
   // The optimiser's reduction takes its scratch from here too.
   std::vector<ArenaSegment> segments;
-  for (const auto& spec : ParameterList(config).specs())
-    segments.push_back({spec.offset, spec.num_elements(), true});
+  const ParameterList parameters(config);
+  for (const auto& spec : parameters.specs()) segments.push_back({spec.offset, spec.num_elements(), true});
   const size_t largest = std::max({
       attention_scratch_bytes(device, attention_shape(config, limits.max_seqlen), tokens, limits.num_threads,
                               limits.deterministic),

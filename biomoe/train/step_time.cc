@@ -25,7 +25,7 @@ double measure_product(int64_t rows, int64_t columns, int64_t inner, int num_thr
     return align_up(static_cast<size_t>(a * b) * sizeof(float));
   };
   Arena arena(bytes(rows, inner) + bytes(columns, inner) + bytes(rows, columns), "the measured product");
-  Context ctx{.device = Device::kCpu, .num_threads = num_threads, .scratch = nullptr, .stream = nullptr};
+  Context ctx{.device = Device::kCpu, .num_threads = num_threads};
   GemmArgs args{.a = arena.tensor(DType::kF32, {rows, inner}),
                 .b = arena.tensor(DType::kF32, {columns, inner}),
                 .c = arena.tensor(DType::kF32, {rows, columns}),
