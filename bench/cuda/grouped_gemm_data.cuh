@@ -13,14 +13,10 @@ namespace bench {
 
 namespace sm90 = biomoe::cuda::sm90;
 using sm90::GroupedGemmPlan;
-using sm90::TileSchedule;
 using sm90::Tiling;
 
-constexpr Tiling kTilings[] = {{TileSchedule::kCooperative, 1},
-                               {TileSchedule::kCooperative, 2},
-                               {TileSchedule::kPingpong, 1},
-                               {TileSchedule::kPingpong, 2}};
-constexpr const char* kTilingNames[] = {"coop x1", "coop x2", "ping x1", "ping x2"};
+constexpr Tiling kTilings[] = {{1, false}, {2, false}, {1, true}, {2, true}};
+constexpr const char* kTilingNames[] = {"cluster 1", "cluster 2", "cluster 1, split", "cluster 2, split"};
 constexpr int kTilingCount = 4;
 
 template <typename T>
@@ -47,6 +43,20 @@ class DeviceArray {
  private:
   T* data_ = nullptr;
   int64_t count_;
+};
+
+// For split tiles; one product at a time uses it.
+struct SplitWorkspace {
+  SplitWorkspace() : bytes(size()) {
+    bytes.poison();
+    BENCH_CUDA(cudaMemset(bytes.get(), 0, sm90::kSplitTicketBytes));
+  }
+  static int64_t size() {
+    int64_t count = 0;
+    BENCH_CUDA(sm90::split_workspace_bytes(&count));
+    return count;
+  }
+  DeviceArray<uint8_t> bytes;
 };
 
 constexpr int kGrid = 1320;

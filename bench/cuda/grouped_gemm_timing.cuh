@@ -20,27 +20,87 @@
 
 namespace bench {
 
-constexpr int kWarmups = 3;
-constexpr int kRepeats = 21;
-
-// Median time of one call in milliseconds.
-inline double median_ms(const std::function<void()>& call, int repeats = kRepeats) {
-  for (int i = 0; i < kWarmups; ++i) call();
-  std::vector<cudaEvent_t> events(static_cast<size_t>(repeats) + 1);
-  for (cudaEvent_t& event : events) BENCH_CUDA(cudaEventCreate(&event));
-  BENCH_CUDA(cudaEventRecord(events[0]));
-  for (int i = 0; i < repeats; ++i) {
-    call();
-    BENCH_CUDA(cudaEventRecord(events[static_cast<size_t>(i) + 1]));
-  }
-  BENCH_CUDA(cudaDeviceSynchronize());
-  std::vector<float> times(static_cast<size_t>(repeats));
-  for (size_t i = 0; i < times.size(); ++i)
-    BENCH_CUDA(cudaEventElapsedTime(&times[i], events[i], events[i + 1]));
-  for (cudaEvent_t event : events) cudaEventDestroy(event);
-  std::nth_element(times.begin(), times.begin() + repeats / 2, times.end());
-  return times[static_cast<size_t>(repeats) / 2];
+// Clock and time of every multiprocessor; a block of this size leaves room for no other beside it.
+constexpr int kProbeBytes = 200 * 1024;
+constexpr int kMaxMultiprocessors = 256;
+struct ClockReading {
+  long long clock[kMaxMultiprocessors], time[kMaxMultiprocessors];
+};
+__global__ void read_clocks_kernel(ClockReading* reading) {
+  unsigned multiprocessor;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+  if (multiprocessor >= kMaxMultiprocessors) return;
+  long long time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+  reading->clock[multiprocessor] = clock64();
+  reading->time[multiprocessor] = time;
 }
+
+struct Timing {
+  double ms;         // median time of one call
+  double megahertz;  // mean clock over the calls
+};
+
+// Times calls in a row after as many milliseconds of the same: what a training step sees of a card that its
+// power limit holds back.
+class Timer {
+ public:
+  Timer() : readings_(2) {
+    BENCH_CUDA(
+        cudaFuncSetAttribute(read_clocks_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kProbeBytes));
+  }
+
+  Timing measure(const std::function<void()>& call, double budget_ms = 80) {
+    const double first = median_ms(call, 3, nullptr);
+    const int repeats = std::max(5, static_cast<int>(budget_ms / first));
+    median_ms(call, repeats, nullptr);
+    double megahertz = 0;
+    const double ms = median_ms(call, repeats, &megahertz);
+    return {ms, megahertz};
+  }
+
+ private:
+  void read_clocks(int which) {
+    BENCH_CUDA(cudaMemsetAsync(readings_.get() + which, 0, sizeof(ClockReading)));
+    read_clocks_kernel<<<132, 1, kProbeBytes>>>(readings_.get() + which);
+  }
+
+  double median_ms(const std::function<void()>& call, int repeats, double* megahertz) {
+    std::vector<cudaEvent_t> events(static_cast<size_t>(repeats) + 1);
+    for (cudaEvent_t& event : events) BENCH_CUDA(cudaEventCreate(&event));
+    if (megahertz != nullptr) read_clocks(0);
+    BENCH_CUDA(cudaEventRecord(events[0]));
+    for (int i = 0; i < repeats; ++i) {
+      call();
+      BENCH_CUDA(cudaEventRecord(events[static_cast<size_t>(i) + 1]));
+    }
+    if (megahertz != nullptr) read_clocks(1);
+    BENCH_CUDA(cudaDeviceSynchronize());
+    if (megahertz != nullptr) *megahertz = mean_megahertz();
+    std::vector<float> times(static_cast<size_t>(repeats));
+    for (size_t i = 0; i < times.size(); ++i)
+      BENCH_CUDA(cudaEventElapsedTime(&times[i], events[i], events[i + 1]));
+    for (cudaEvent_t event : events) cudaEventDestroy(event);
+    std::nth_element(times.begin(), times.begin() + repeats / 2, times.end());
+    return times[static_cast<size_t>(repeats) / 2];
+  }
+
+  double mean_megahertz() {
+    std::vector<ClockReading> host(2);
+    BENCH_CUDA(cudaMemcpy(host.data(), readings_.get(), 2 * sizeof(ClockReading), cudaMemcpyDeviceToHost));
+    double sum = 0;
+    int count = 0;
+    for (int i = 0; i < kMaxMultiprocessors; ++i) {
+      if (host[0].time[i] == 0 || host[1].time[i] == 0) continue;
+      sum += 1000.0 * static_cast<double>(host[1].clock[i] - host[0].clock[i]) /
+             static_cast<double>(host[1].time[i] - host[0].time[i]);
+      ++count;
+    }
+    return count > 0 ? sum / count : 0;
+  }
+
+  DeviceArray<ClockReading> readings_;
+};
 
 // out[m, n] = a b for row-major matrices as the form has them, dense: the best of cuBLASLt's first
 // suggestions.
@@ -49,7 +109,8 @@ class DenseGemm {
   DenseGemm() : workspace_(int64_t{64} << 20) { BENCH_CUBLAS(cublasLtCreate(&handle_)); }
   ~DenseGemm() { cublasLtDestroy(handle_); }
 
-  double best_ms(Form form, int64_t m, int64_t n, int64_t k, const Bf16* a, const Bf16* b, Bf16* out) {
+  Timing best(Timer& timer, Form form, int64_t m, int64_t n, int64_t k, const Bf16* a, const Bf16* b,
+              Bf16* out) {
     // In cuBLAS's column-major terms this is out^T = b^T a^T.
     cublasLtMatmulDesc_t operation;
     BENCH_CUBLAS(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -77,16 +138,14 @@ class DenseGemm {
     BENCH_CUBLAS(cublasLtMatmulAlgoGetHeuristic(handle_, operation, layout_b, layout_a, layout_out,
                                                 layout_out, preference, 4, found, &count));
     const float one = 1.0f, zero = 0.0f;
-    double best = 1e30;
+    Timing best{1e30, 0};
     for (int i = 0; i < count; ++i) {
-      best =
-          std::min(best, median_ms(
-                             [&] {
-                               BENCH_CUBLAS(cublasLtMatmul(handle_, operation, &one, b, layout_b, a, layout_a,
-                                                           &zero, out, layout_out, out, layout_out,
-                                                           &found[i].algo, workspace_.get(), bytes, nullptr));
-                             },
-                             9));
+      const Timing timing = timer.measure([&] {
+        BENCH_CUBLAS(cublasLtMatmul(handle_, operation, &one, b, layout_b, a, layout_a, &zero, out,
+                                    layout_out, out, layout_out, &found[i].algo, workspace_.get(), bytes,
+                                    nullptr));
+      });
+      if (timing.ms < best.ms) best = timing;
     }
     cublasLtMatmulPreferenceDestroy(preference);
     for (cublasLtMatrixLayout_t l : {layout_a, layout_b, layout_out}) cublasLtMatrixLayoutDestroy(l);
@@ -122,6 +181,7 @@ struct Layer {
   }
 
   Rows rows;
+  SplitWorkspace workspace;
   std::unique_ptr<DeviceArray<Bf16>> x, y, gate_up, gate_up_out, act;
   std::unique_ptr<DeviceArray<float>> prob;
   DeviceArray<float> dprob, partials;
@@ -134,8 +194,9 @@ struct TimedProduct {
   const char* name;
   std::function<GroupedGemmPlan(const Tiling&)> plan;
   double flop;
-  std::function<double(DenseGemm&)> dense_ms;  // null: none
+  std::function<Timing(DenseGemm&, Timer&)> dense;  // null: none
   double dense_flop;
+  bool splits = false;
 };
 
 inline std::vector<TimedProduct> timed_products(Layer& l) {
@@ -145,10 +206,11 @@ inline std::vector<TimedProduct> timed_products(Layer& l) {
                down_flop = gate_up_flop / 2;
   const auto dense = [](Form form, int64_t dm, int64_t n, int64_t k, const Bf16* a, const Bf16* b,
                         Bf16* out) {
-    return [=](DenseGemm& gemm) { return gemm.best_ms(form, dm, n, k, a, b, out); };
+    return [=](DenseGemm& gemm, Timer& timer) { return gemm.best(timer, form, dm, n, k, a, b, out); };
   };
   Bf16 *x = l.x->get(), *y = l.y->get(), *gate_up = l.gate_up->get(), *gate_up_out = l.gate_up_out->get();
   Bf16 *act = l.act->get(), *w_gate_up = l.w_gate_up->get(), *w_down = l.w_down->get(), *dw = l.dw.get();
+  void* workspace = l.workspace.bytes.get();
   float *prob = l.prob->get(), *dprob = l.dprob.get(), *partials = l.partials.get(),
         *dw_fp32 = l.dw_fp32.get();
   return {
@@ -161,14 +223,15 @@ inline std::vector<TimedProduct> timed_products(Layer& l) {
        gate_up_flop},
       {"gate_up plain",
        [=](const Tiling& t) {
-         return plan_for(sm90::ForwardProblem{rows, kWidth, 2 * kFeatures, x, w_gate_up, gate_up_out}, t);
+         return plan_for(
+             sm90::ForwardProblem{rows, kWidth, 2 * kFeatures, x, w_gate_up, gate_up_out, workspace}, t);
        },
-       gate_up_flop, nullptr, 0},
+       gate_up_flop, nullptr, 0, true},
       {"down",
        [=](const Tiling& t) {
-         return plan_for(sm90::ForwardProblem{rows, kFeatures, kWidth, act, w_down, y}, t);
+         return plan_for(sm90::ForwardProblem{rows, kFeatures, kWidth, act, w_down, y, workspace}, t);
        },
-       down_flop, dense(Form::kForward, m, kWidth, kFeatures, act, w_down, y), down_flop},
+       down_flop, dense(Form::kForward, m, kWidth, kFeatures, act, w_down, y), down_flop, true},
       {"down dgrad + dSwiGLU",
        [=](const Tiling& t) {
          return plan_for(sm90::DownDgradProblem{rows, kFeatures, kWidth, x, w_down, gate_up, prob,
@@ -178,9 +241,11 @@ inline std::vector<TimedProduct> timed_products(Layer& l) {
        down_flop, dense(Form::kDgrad, m, kFeatures, kWidth, x, w_down, act), down_flop},
       {"gate_up dgrad",
        [=](const Tiling& t) {
-         return plan_for(sm90::DgradProblem{rows, kWidth, 2 * kFeatures, gate_up, w_gate_up, y}, t);
+         return plan_for(sm90::DgradProblem{rows, kWidth, 2 * kFeatures, gate_up, w_gate_up, y, workspace},
+                         t);
        },
-       gate_up_flop, dense(Form::kDgrad, m, kWidth, 2 * kFeatures, gate_up, w_gate_up, y), gate_up_flop},
+       gate_up_flop, dense(Form::kDgrad, m, kWidth, 2 * kFeatures, gate_up, w_gate_up, y), gate_up_flop,
+       true},
       {"gate_up wgrad",
        [=](const Tiling& t) {
          return plan_for(sm90::WgradProblem{rows, kWidth, 2 * kFeatures, gate_up, x, dw}, t);
@@ -202,23 +267,33 @@ inline std::vector<TimedProduct> timed_products(Layer& l) {
   };
 }
 
+// TFLOP/s, time, clock, and the share of the tensor cores' peak at that clock.
+inline void print_timing(double flop, const Timing& timing) {
+  constexpr double kFlopPerCycle = 4096.0 * 132;
+  std::printf(" | %5.1f %6.3f %4.0f %4.1f", flop / timing.ms * 1e-9, timing.ms, timing.megahertz,
+              100 * flop / (timing.ms * 1e3 * timing.megahertz * kFlopPerCycle));
+}
+
 inline void time_routing(const char* name, const std::vector<int>& counts, DenseGemm* dense) {
   Layer layer(counts);
+  Timer timer;
   BENCH_CUDA(cudaDeviceSynchronize());
   std::printf("\n%s: %lld rows of %lld\n%-24s", name, static_cast<long long>(layer.rows.valid),
-              static_cast<long long>(layer.rows.capacity), "TFLOP/s (ms)");
-  for (const char* tiling : kTilingNames) std::printf(" %15s", tiling);
-  std::printf(" %15s\n", dense != nullptr ? "cuBLASLt dense" : "");
+              static_cast<long long>(layer.rows.capacity), "TFLOP/s, ms, MHz, % peak");
+  for (const char* tiling : kTilingNames) std::printf(" | %-22s", tiling);
+  std::printf(" | %s\n", dense != nullptr ? "cuBLASLt dense" : "");
   for (const TimedProduct& product : timed_products(layer)) {
     std::printf("%-24s", product.name);
     for (const Tiling& tiling : kTilings) {
+      if (tiling.split && !product.splits) {
+        std::printf(" | %22s", "");
+        continue;
+      }
       const GroupedGemmPlan plan = product.plan(tiling);
-      const double ms = median_ms([&] { BENCH_CUDA(plan.launch(nullptr)); });
-      std::printf(" %6.1f (%6.3f)", product.flop / ms * 1e-9, ms);
+      print_timing(product.flop, timer.measure([&] { BENCH_CUDA(plan.launch(nullptr)); }));
     }
-    if (dense != nullptr && product.dense_ms != nullptr) {
-      const double ms = product.dense_ms(*dense);
-      std::printf(" %6.1f (%6.3f)", product.dense_flop / ms * 1e-9, ms);
+    if (dense != nullptr && product.dense != nullptr) {
+      print_timing(product.dense_flop, product.dense(*dense, timer));
     }
     std::printf("\n");
   }

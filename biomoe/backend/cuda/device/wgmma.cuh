@@ -54,33 +54,11 @@ __device__ __forceinline__ void pin_registers(float (&d)[kCount]) {
       "+f"(d[i + 6]), "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]), "+f"(d[i + 11]), \
       "+f"(d[i + 12]), "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
 
-// d[64, N] (+)= a[64, 16] b[N, 16]^T with N twice the number of accumulators a thread holds: thread t of the
-// warpgroup holds, for each block j of eight columns, d[4 j + 2 h + i] = element (16 (t / 32) + t % 32 / 4 +
-// 8 h, 8 j + 2 (t % 4) + i).
-template <bool kAMnMajor, bool kBMnMajor>
-__device__ __forceinline__ void wgmma_m64k16(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
+// d[64, 256] = a[64, 16] b[256, 16]^T, or with kAdd added to d: thread t of the warpgroup holds, for each
+// block j of eight columns, d[4 j + 2 h + i] = element (16 (t / 32) + t % 32 / 4 + 8 h, 8 j + 2 (t % 4) + i).
+template <bool kAMnMajor, bool kBMnMajor, bool kAdd>
+__device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b) {
   asm volatile(
-      "{\n\t"
-      ".reg .pred p;\n\t"
-      "setp.ne.b32 p, %66, 0;\n\t"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, %67, %68;\n\t"
-      "}"
-      : BIOMOE_ACCUMULATORS(d, 0), BIOMOE_ACCUMULATORS(d, 16), BIOMOE_ACCUMULATORS(d, 32),
-        BIOMOE_ACCUMULATORS(d, 48)
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kAMnMajor ? 1 : 0), "n"(kBMnMajor ? 1 : 0));
-}
-
-template <bool kAMnMajor, bool kBMnMajor>
-__device__ __forceinline__ void wgmma_m64k16(float (&d)[128], uint64_t a, uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n\t"
-      ".reg .pred p;\n\t"
-      "setp.ne.b32 p, %130, 0;\n\t"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
@@ -90,12 +68,11 @@ __device__ __forceinline__ void wgmma_m64k16(float (&d)[128], uint64_t a, uint64
       "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
       "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
       "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-      "%128, %129, p, 1, 1, %131, %132;\n\t"
-      "}"
+      "%128, %129, %130, 1, 1, %131, %132;"
       : BIOMOE_ACCUMULATORS(d, 0), BIOMOE_ACCUMULATORS(d, 16), BIOMOE_ACCUMULATORS(d, 32),
         BIOMOE_ACCUMULATORS(d, 48), BIOMOE_ACCUMULATORS(d, 64), BIOMOE_ACCUMULATORS(d, 80),
         BIOMOE_ACCUMULATORS(d, 96), BIOMOE_ACCUMULATORS(d, 112)
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kAMnMajor ? 1 : 0), "n"(kBMnMajor ? 1 : 0));
+      : "l"(a), "l"(b), "n"(kAdd ? 1 : 0), "n"(kAMnMajor ? 1 : 0), "n"(kBMnMajor ? 1 : 0));
 }
 
 #undef BIOMOE_ACCUMULATORS

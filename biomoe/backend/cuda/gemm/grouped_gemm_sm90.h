@@ -31,13 +31,14 @@ struct ExpertRows {
   int64_t capacity = 0;  // rows of every row buffer
 };
 
-// y[r] = x[r] w[e]^T
+// y[r] = x[r] w[e]^T. workspace: for Tiling::split, see split_workspace_bytes().
 struct ForwardProblem {
   ExpertRows rows;
   int64_t in = 0, out = 0;
   const __nv_bfloat16* x = nullptr;  // [capacity, in]
   const __nv_bfloat16* w = nullptr;  // [E, out, in]
   __nv_bfloat16* y = nullptr;        // [capacity, out]
+  void* workspace = nullptr;
 };
 
 // gate_up[r] = x[r] w[e]^T; act[r] = silu(gate) up prob[r], computed from the rounded gate_up.
@@ -51,13 +52,14 @@ struct GateUpProblem {
   __nv_bfloat16* act = nullptr;      // [capacity, features]
 };
 
-// dx[r] = dy[r] w[e]
+// dx[r] = dy[r] w[e]. workspace as above.
 struct DgradProblem {
   ExpertRows rows;
   int64_t in = 0, out = 0;
   const __nv_bfloat16* dy = nullptr;  // [capacity, out]
   const __nv_bfloat16* w = nullptr;   // [E, out, in]
   __nv_bfloat16* dx = nullptr;        // [capacity, in]
+  void* workspace = nullptr;
 };
 
 // dact[r] = dy[r] w[e], rounded to BF16 and not stored; from it, gate_up and prob the gradients of gate_up
@@ -79,7 +81,7 @@ enum class GradientType { kBf16, kFp32 };
 
 // dw[e] = dy[rows e]^T x[rows e], or added to dw: in FP32, or in BF16 with the product rounded before the
 // sum. An expert without rows gets zeros, or keeps its dw. square_sums (may be null; not with accumulate):
-// for every 64 rows and tile of columns of dw the sum of squares of what was stored,
+// for every 16 rows and tile of columns of dw the sum of squares of what was stored,
 // wgrad_square_sums_count() values that are all written.
 struct WgradProblem {
   ExpertRows rows;
@@ -92,18 +94,21 @@ struct WgradProblem {
   float* square_sums = nullptr;
 };
 
-// Cooperative: both consumer warpgroups work on one 128 x 256 tile. Pingpong: each has a 128 x 128 tile of
-// its own, and one's epilogue runs beside the other's products. A cluster of two blocks shares the operand
-// that their tiles have in common.
-enum class TileSchedule { kCooperative, kPingpong };
+// Columns of an output tile; its rows are kSegmentRows.
+constexpr int kTileColumns = 256;
 
+// A cluster of two blocks shares the operand that their tiles have in common. With `split`, which needs a
+// workspace, the tiles of a last wave that would leave half of the multiprocessors idle or more are cut along
+// the sum, and the parts added in a fixed order: products with few columns and long sums gain.
 struct Tiling {
-  TileSchedule schedule = TileSchedule::kCooperative;
   int cluster = 2;  // 1 or 2
+  bool split = false;
 };
 
-// Columns of an output tile.
-int tile_columns(const Tiling& tiling);
+// Workspace for one product at a time on the current device. Its first kSplitTicketBytes are zero before the
+// first use; every use leaves them so.
+constexpr int64_t kSplitTicketBytes = 4096;
+cudaError_t split_workspace_bytes(int64_t* bytes);
 
 // Tilings measured best for each kind of product.
 Tiling choose_tiling(const ForwardProblem& problem);
@@ -112,8 +117,8 @@ Tiling choose_tiling(const DgradProblem& problem);
 Tiling choose_tiling(const DownDgradProblem& problem);
 Tiling choose_tiling(const WgradProblem& problem);
 
-int64_t dprob_partials_count(const DownDgradProblem& problem, const Tiling& tiling);
-int64_t wgrad_square_sums_count(const WgradProblem& problem, const Tiling& tiling);
+int64_t dprob_partials_count(const DownDgradProblem& problem);
+int64_t wgrad_square_sums_count(const WgradProblem& problem);
 
 // Parameters of every kernel of the family. Maps are three-dimensional: [1, rows, columns] or [E, out, in].
 struct KernelParams {
@@ -125,6 +130,7 @@ struct KernelParams {
   const int32_t* rows_valid;
   const float* prob;
   float* partials;  // dprob_partials or square_sums
+  void* workspace;  // of split tiles, or null
   int64_t capacity;
   int experts;
   int m_extent;  // rows of an expert's output where that is not its segment (out of a weight gradient)

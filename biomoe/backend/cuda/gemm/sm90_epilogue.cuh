@@ -1,6 +1,10 @@
-// What a consumer warpgroup does with a finished tile: rounding, the fused activation functions, and stores
-// through shared memory. Output goes in boxes of 64 rows by 128 bytes, each written by the warpgroup into a
-// slot of its ring and stored by its first thread with the copy engine.
+// What a consumer warpgroup does with its half of a finished tile: rounding, the fused activation functions,
+// and stores through shared memory. Output goes in boxes of 64 rows by 128 bytes, each written by the
+// warpgroup into a staging slot and stored by its first thread with the copy engine.
+//
+// The accumulators are packed to BF16 as soon as they are complete; the rest is cut into steps, each about a
+// box, that run between the products of the next tile. A step's slots and phases are compile-time constants:
+// every tile takes an even number of turns of each slot.
 #pragma once
 
 #include "biomoe/backend/cuda/device/mbarrier.cuh"
@@ -14,59 +18,51 @@ namespace biomoe::cuda::sm90 {
 
 // Named barriers of a block.
 constexpr int kWarpgroupBarrier = 1;  // + consumer warpgroup
-constexpr int kOrderBarrier = 3;      // + consumer warpgroup
 
 // Staging slots of one consumer warpgroup, used in turn.
-template <class Config>
-class StagingRing {
+class Staging {
  public:
-  __device__ StagingRing(uint32_t slots, uint32_t loaded, int warpgroup)
+  __device__ Staging(uint32_t slots, uint32_t loaded, int warpgroup)
       : slots_(slots), loaded_(loaded), barrier_(kWarpgroupBarrier + warpgroup) {}
 
   __device__ bool leader() const { return threadIdx.x % kWarpgroup == 0; }
-  __device__ uint32_t slot() const { return slots_ + slot_ * kBoxBytes; }
+  __device__ uint32_t slot(int turn) const { return slots_ + turn % kSlots * kBoxBytes; }
 
-  // Waits until the slot's last store has read it; returns its address.
-  __device__ uint32_t acquire() {
-    if (leader()) bulk_wait_read<Config::kSlots - 1>();
+  // Waits until the last store from this turn's slot has read it; returns its address.
+  __device__ uint32_t acquire(int turn) const {
+    if (leader()) bulk_wait_read<kSlots - 1>();
     named_barrier_sync(barrier_, kWarpgroup);
-    return slot();
+    return slot(turn);
   }
 
-  // Stores what the warpgroup wrote into the slot, and moves on to the next one.
-  __device__ void publish(const CUtensorMap* map, BoxCoordinates at, bool add = false) {
+  // Stores what the warpgroup wrote into the slot.
+  __device__ void publish(int turn, const CUtensorMap* map, BoxCoordinates at, bool add = false) const {
     fence_async_shared();
     named_barrier_sync(barrier_, kWarpgroup);
     if (leader()) {
       if (add) {
-        tma_reduce_add(map, slot(), at);
+        tma_reduce_add(map, slot(turn), at);
       } else {
-        tma_store(map, slot(), at);
+        tma_store(map, slot(turn), at);
       }
       bulk_commit();
     }
-    slot_ = (slot_ + 1) % Config::kSlots;
   }
 
-  // Boxes that are read, changed in place and stored. start_load(ahead) is called by the leader once the slot
-  // that lies `ahead` slots on is free; wait_load() before the current slot is read; publish() ends its use.
-  __device__ void start_load(int ahead, const CUtensorMap* map, BoxCoordinates at) {
-    const int slot = (slot_ + ahead) % Config::kSlots;
-    mbarrier_arrive_expect(loaded_ + slot * 8, kBoxBytes);
-    tma_load(slots_ + slot * kBoxBytes, map, loaded_ + slot * 8, at);
+  // Boxes that are read, changed in place and stored: the leader starts the load once every earlier store has
+  // been read; all wait for it before they read the slot.
+  __device__ void start_load(int turn, const CUtensorMap* map, BoxCoordinates at) const {
+    bulk_wait_read<0>();
+    const uint32_t barrier = loaded_ + turn % kSlots * 8;
+    mbarrier_arrive_expect(barrier, kBoxBytes);
+    tma_load(slot(turn), map, barrier, at);
   }
-
-  __device__ void wait_load() {
-    mbarrier_wait(loaded_ + slot_ * 8, (load_phases_ >> slot_) & 1);
-    load_phases_ ^= 1u << slot_;
-  }
+  __device__ void wait_load(int turn) const { mbarrier_wait(loaded_ + turn % kSlots * 8, turn / kSlots & 1); }
 
  private:
   uint32_t slots_;
   uint32_t loaded_;
   int barrier_;
-  int slot_ = 0;
-  uint32_t load_phases_ = 0;
 };
 
 // This thread's place in a block of 64 rows: rows row and row + 8, columns 2 pair and 2 pair + 1 of every 8.
@@ -83,113 +79,133 @@ __device__ __forceinline__ FragmentPlace fragment_place() {
   return {warp_row, lane, warp_row + lane / 4, lane % 4};
 }
 
-// Rounded accumulators of eight columns: rows `row` and `row + 8`. A block that is not live is zero, and its
-// accumulators are not defined.
+// Rounded results of eight columns: rows `row` and `row + 8`.
 struct PackedColumns {
   uint32_t upper, lower;
 };
 
-template <int kCount>
-__device__ __forceinline__ PackedColumns pack_columns(const float (&acc)[kCount], int columns8, bool live) {
-  const float* d = acc + 4 * columns8;
-  return {live ? pack_bf16(d[0], d[1]) : 0u, live ? pack_bf16(d[2], d[3]) : 0u};
+// A warpgroup's half of a tile whose sums are complete. A half that is not live is zero, and its accumulators
+// are not defined.
+struct Finished {
+  PackedColumns columns[kTileN / 8];
+  int row;  // first row in the output
+  int n;
+  int n_tile;
+  int expert;
+  float prob_upper, prob_lower;  // of the thread's rows
+  float sum_upper, sum_lower;    // of the probabilities' gradient (or, the first, of squares)
+};
+
+template <class Config>
+__device__ __forceinline__ void place_result(const KernelParams& params, const Tile& tile, int warpgroup,
+                                             Finished& finished) {
+  finished.row = tile.m + warpgroup * kBoxRows;
+  finished.n = tile.n;
+  finished.n_tile = tile.n_tile;
+  finished.expert = Config::kSumOverRows ? tile.expert : 0;
+  if constexpr (Config::kProduct == Product::kGateUp || Config::kProduct == Product::kDownDgrad) {
+    const int row = finished.row + fragment_place().row;
+    finished.prob_upper = params.prob[row];
+    finished.prob_lower = params.prob[row + 8];
+  }
+  finished.sum_upper = finished.sum_lower = 0.0f;
 }
 
-// A box of 64 columns of the output, rounded to BF16.
-template <int kCount>
-__device__ __forceinline__ void write_box(const float (&acc)[kCount], int columns8, bool live, uint32_t box,
+__device__ __forceinline__ void pack_result(bool live, const float (&acc)[kAccumulators],
+                                            Finished& finished) {
+#pragma unroll
+  for (int c = 0; c < kTileN / 8; ++c) {
+    const float* d = acc + 4 * c;
+    finished.columns[c] = {live ? pack_bf16(d[0], d[1]) : 0u, live ? pack_bf16(d[2], d[3]) : 0u};
+  }
+}
+
+// A tile cut along k: leaves this part in the workspace; the warpgroup that comes last, whichever part it
+// has, adds all parts up in their order. Returns whether this one was it. `arrived` is a word of shared
+// memory.
+__device__ __forceinline__ bool sum_parts(const KernelParams& params, const Tile& tile, int warpgroup,
+                                          uint32_t arrived, const float (&acc)[kAccumulators],
+                                          Finished& finished) {
+  constexpr int kVectors = kAccumulators / 4;
+  constexpr int kBatch = 8;  // vectors in flight
+  const int half = tile.split_tile * 2 + warpgroup;
+  int* ticket = static_cast<int*>(params.workspace) + half;
+  float4* parts = reinterpret_cast<float4*>(static_cast<uint8_t*>(params.workspace) + kSplitTicketBytes) +
+                  static_cast<int64_t>(half) * tile.parts * kVectors * kWarpgroup + threadIdx.x % kWarpgroup;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    parts[(tile.part * kVectors + v) * kWarpgroup] =
+        make_float4(acc[4 * v], acc[4 * v + 1], acc[4 * v + 2], acc[4 * v + 3]);
+  }
+  __threadfence();
+  named_barrier_sync(kWarpgroupBarrier + warpgroup, kWarpgroup);
+  if (threadIdx.x % kWarpgroup == 0) {
+    const int before = atomicAdd(ticket, 1);
+    if (before == tile.parts - 1) *ticket = 0;
+    __threadfence();
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(arrived), "r"(before) : "memory");
+  }
+  named_barrier_sync(kWarpgroupBarrier + warpgroup, kWarpgroup);
+  int before;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(before) : "r"(arrived) : "memory");
+  if (before != tile.parts - 1) return false;
+#pragma unroll
+  for (int first = 0; first < kVectors; first += kBatch) {
+    float4 sum[kBatch] = {};
+    for (int part = 0; part < tile.parts; ++part) {
+#pragma unroll
+      for (int v = 0; v < kBatch; ++v) {
+        const float4 more = __ldcg(&parts[(part * kVectors + first + v) * kWarpgroup]);
+        sum[v] = {sum[v].x + more.x, sum[v].y + more.y, sum[v].z + more.z, sum[v].w + more.w};
+      }
+    }
+#pragma unroll
+    for (int v = 0; v < kBatch; ++v) {
+      finished.columns[first + v] = {pack_bf16(sum[v].x, sum[v].y), pack_bf16(sum[v].z, sum[v].w)};
+    }
+  }
+  return true;
+}
+
+// A box of 64 columns.
+__device__ __forceinline__ void write_box(const PackedColumns* columns, uint32_t box,
                                           const FragmentPlace& place) {
 #pragma unroll
   for (int c = 0; c < 8; c += 2) {
-    const PackedColumns left = pack_columns(acc, columns8 + c, live);
-    const PackedColumns right = pack_columns(acc, columns8 + c + 1, live);
     store_block(block_address(box, place.warp_row, c, place.lane),
-                {{left.upper, left.lower, right.upper, right.lower}});
+                {{columns[c].upper, columns[c].lower, columns[c + 1].upper, columns[c + 1].lower}});
   }
 }
 
-// Sum over the warpgroup in a fixed order, by way of `scratch` (four floats); the leader returns it.
-__device__ __forceinline__ float warpgroup_sum(float value, uint32_t scratch, int barrier) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xFFFFFFFFu, value, step);
-  const int warp = static_cast<int>(threadIdx.x % kWarpgroup) / 32;
-  if (threadIdx.x % 32 == 0)
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(scratch + 4 * warp), "f"(value) : "memory");
-  named_barrier_sync(barrier, kWarpgroup);
-  float sum = 0.0f;
-  if (threadIdx.x % kWarpgroup == 0) {
-    float part[4];
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
-                 : "r"(scratch)
-                 : "memory");
-    sum = (part[0] + part[1]) + (part[2] + part[3]);
-  }
-  return sum;
+__device__ __forceinline__ float add_squares(uint32_t pair, float sum) {
+  return fmaf(high_bf16(pair), high_bf16(pair), fmaf(low_bf16(pair), low_bf16(pair), sum));
 }
 
-// y, dx or dw in BF16.
-template <class Config>
-__device__ __forceinline__ void store_bf16(const KernelParams& params, const Tile& tile, int block, bool live,
-                                           const float (&acc)[Config::kAccumulators],
-                                           StagingRing<Config>& ring) {
-  const FragmentPlace place = fragment_place();
-  const int expert = Config::kSumOverRows ? tile.expert : 0;
+// A box of y, dx or dw; with params.partials also the sum of squares of the warp's 16 rows.
+template <class Config, int kStep>
+__device__ __forceinline__ void store_bf16_step(const KernelParams& params, Finished& finished,
+                                                const Staging& staging) {
+  const PackedColumns* columns = finished.columns + 8 * kStep;
   const bool add = Config::kSumOverRows && params.accumulate;
+  write_box(columns, staging.acquire(kStep), fragment_place());
+  staging.publish(kStep, &params.out, {finished.n + kStep * 64, finished.row, finished.expert}, add);
+  if constexpr (Config::kSumOverRows) {
+    if (params.partials == nullptr) return;
 #pragma unroll
-  for (int box = 0; box < Config::kTileN / 64; ++box) {
-    const uint32_t slot = ring.acquire();
-    write_box(acc, box * 8, live, slot, place);
-    ring.publish(&params.out, {tile.n + box * 64, tile.m + block * kBoxRows, expert}, add);
-  }
-}
-
-// Sum of squares of a block's rounded values, into params.partials.
-template <class Config>
-__device__ __forceinline__ void store_square_sum(const KernelParams& params, const Tile& tile, int block,
-                                                 bool live, const float (&acc)[Config::kAccumulators],
-                                                 StagingRing<Config>& ring, int barrier) {
-  float squares = 0.0f;
-#pragma unroll
-  for (int c = 0; c < Config::kTileN / 8; ++c) {
-    const PackedColumns packed = pack_columns(acc, c, live);
-    squares = fmaf(low_bf16(packed.upper), low_bf16(packed.upper), squares);
-    squares = fmaf(high_bf16(packed.upper), high_bf16(packed.upper), squares);
-    squares = fmaf(low_bf16(packed.lower), low_bf16(packed.lower), squares);
-    squares = fmaf(high_bf16(packed.lower), high_bf16(packed.lower), squares);
-  }
-  const uint32_t scratch = ring.acquire();
-  const float sum = warpgroup_sum(squares, scratch, barrier);
-  if (ring.leader() && tile.n_tile < params.n_tiles) {
-    const int64_t row_blocks = (params.m_extent + Config::kTileM - 1) / Config::kTileM * 2;
-    const int64_t row_block = tile.expert * row_blocks + tile.m / kBoxRows + block;
-    params.partials[row_block * params.n_tiles + tile.n_tile] = sum;
-  }
-  named_barrier_sync(barrier, kWarpgroup);  // the scratch is free again
-}
-
-// dw in FP32: boxes of 32 columns.
-template <class Config>
-__device__ __forceinline__ void store_fp32(const KernelParams& params, const Tile& tile, int block, bool live,
-                                           const float (&acc)[Config::kAccumulators],
-                                           StagingRing<Config>& ring) {
-  const FragmentPlace place = fragment_place();
-#pragma unroll
-  for (int box = 0; box < Config::kTileN / 32; ++box) {
-    const uint32_t slot = ring.acquire();
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float* d = acc + 4 * (box * 4 + c) + 2 * half;
-        const uint32_t address =
-            swizzled_chunk(slot, place.row + 8 * half, 2 * c + place.pair / 2) + place.pair % 2 * 8;
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(live ? d[0] : 0.0f),
-                     "f"(live ? d[1] : 0.0f)
-                     : "memory");
-      }
+    for (int c = 0; c < 8; ++c) {
+      finished.sum_upper = add_squares(columns[c].upper, finished.sum_upper);
+      finished.sum_upper = add_squares(columns[c].lower, finished.sum_upper);
     }
-    ring.publish(&params.out, {tile.n + box * 32, tile.m + block * kBoxRows, tile.expert}, params.accumulate);
+    if (kStep + 1 < Config::kSteps) return;
+    float sum = finished.sum_upper;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+    if (threadIdx.x % 32 == 0 && finished.n_tile < params.n_tiles) {
+      const int64_t row_blocks = (params.m_extent + kTileM - 1) / kTileM * (kTileM / 16);
+      const int64_t row_block =
+          finished.expert * row_blocks + (finished.row + fragment_place().warp_row) / 16;
+      params.partials[row_block * params.n_tiles + finished.n_tile] = sum;
+    }
   }
 }
 
@@ -198,39 +214,29 @@ __device__ __forceinline__ uint32_t scaled_swiglu_pair(uint32_t gate, uint32_t u
                    scaled_swiglu(high_bf16(gate), high_bf16(up), prob));
 }
 
-// gate_up, and act from its rounded values: each 128 columns of gate_up are two boxes of it and one of act.
-template <class Config>
-__device__ __forceinline__ void store_gate_up(const KernelParams& params, const Tile& tile, int block,
-                                              bool live, const float (&acc)[Config::kAccumulators],
-                                              StagingRing<Config>& ring) {
+// Each 128 columns of gate_up are two boxes of it, then one of act, computed from the rounded values.
+template <int kStep>
+__device__ __forceinline__ void store_gate_up_step(const KernelParams& params, const Finished& finished,
+                                                   const Staging& staging) {
+  constexpr int kGroup = kStep / 3;
+  constexpr int kPart = kStep % 3;
   const FragmentPlace place = fragment_place();
-  const int row = tile.m + block * kBoxRows;
-  const float prob_upper = params.prob[row + place.row];
-  const float prob_lower = params.prob[row + place.row + 8];
-#pragma unroll
-  for (int group = 0; group < Config::kTileN / 128; ++group) {
+  const PackedColumns* group = finished.columns + 16 * kGroup;
+  const uint32_t slot = staging.acquire(kStep);
+  if constexpr (kPart < 2) {
+    write_box(group + 8 * kPart, slot, place);
+    staging.publish(kStep, &params.out, {finished.n + kGroup * 128 + kPart * 64, finished.row, 0});
+  } else {
     PackedColumns act[8];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int columns8 = group * 16 + half * 8;
-      const uint32_t slot = ring.acquire();
-      write_box(acc, columns8, live, slot, place);
-      ring.publish(&params.out, {tile.n + columns8 * 8, row, 0});
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const PackedColumns gate = pack_columns(acc, columns8 + c, live);
-        const PackedColumns up = pack_columns(acc, columns8 + 4 + c, live);
-        act[half * 4 + c] = {scaled_swiglu_pair(gate.upper, up.upper, prob_upper),
-                             scaled_swiglu_pair(gate.lower, up.lower, prob_lower)};
-      }
+    for (int c = 0; c < 8; ++c) {
+      const PackedColumns gate = group[c / 4 * 8 + c % 4];
+      const PackedColumns up = group[c / 4 * 8 + c % 4 + 4];
+      act[c] = {scaled_swiglu_pair(gate.upper, up.upper, finished.prob_upper),
+                scaled_swiglu_pair(gate.lower, up.lower, finished.prob_lower)};
     }
-    const uint32_t slot = ring.acquire();
-#pragma unroll
-    for (int c = 0; c < 8; c += 2) {
-      store_block(block_address(slot, place.warp_row, c, place.lane),
-                  {{act[c].upper, act[c].lower, act[c + 1].upper, act[c + 1].lower}});
-    }
-    ring.publish(&params.aux, {tile.n / 2 + group * 64, row, 0});
+    write_box(act, slot, place);
+    staging.publish(kStep, &params.aux, {finished.n / 2 + kGroup * 64, finished.row, 0});
   }
 }
 
@@ -244,79 +250,117 @@ __device__ __forceinline__ float swiglu_gradient_pair(uint32_t dact, float prob,
   return low.dprob + high.dprob;
 }
 
-// The boxes of gate_up that belong to a warpgroup's part of a tile of dact, in the order of their use: 64
-// columns of gate_up stand for 32 of dact.
-template <class Config>
-struct GateUpBoxes {
-  static constexpr int kPerBlock = Config::kTileN / 32;
-  static constexpr int kCount = Config::kBlocksM * kPerBlock;
-
-  __device__ static BoxCoordinates at(const Tile& tile, int first_block, int box) {
-    return {2 * tile.n + box % kPerBlock * 64, tile.m + (first_block + box / kPerBlock) * kBoxRows, 0};
+// Step s starts to load box s of gate_up and turns box s - 1, in place, into dgate_up: 64 columns, for 32 of
+// dact. The last step also finishes the row sums of dact silu(gate) up.
+template <class Config, int kStep>
+__device__ __forceinline__ void store_dgate_up_step(const KernelParams& params, Finished& finished,
+                                                    const Staging& staging) {
+  constexpr int kBoxes = Config::kSteps - 1;
+  if (kStep < kBoxes && staging.leader()) {
+    staging.start_load(kStep, &params.aux, {2 * finished.n + kStep * 64, finished.row, 0});
   }
-};
-
-// Starts to load the first boxes of gate_up; called by the leader before the tile's products. One slot stays
-// out, so that later loads need not wait for the newest store.
-template <class Config>
-__device__ __forceinline__ void start_gate_up(const KernelParams& params, const Tile& tile, int first_block,
-                                              StagingRing<Config>& ring) {
-  bulk_wait_read<0>();
-#pragma unroll
-  for (int box = 0; box < Config::kSlots - 1; ++box) {
-    ring.start_load(box, &params.aux, GateUpBoxes<Config>::at(tile, first_block, box));
-  }
-}
-
-// dgate_up of one block of 64 rows, in place over the loaded gate_up, and the row sums of dact silu(gate) up.
-template <class Config>
-__device__ __forceinline__ void store_dgate_up(const KernelParams& params, const Tile& tile, int first_block,
-                                               int block, bool live,
-                                               const float (&acc)[Config::kAccumulators],
-                                               StagingRing<Config>& ring) {
-  using Boxes = GateUpBoxes<Config>;
-  const FragmentPlace place = fragment_place();
-  const int row = tile.m + (first_block + block) * kBoxRows + place.row;
-  const float prob_upper = params.prob[row];
-  const float prob_lower = params.prob[row + 8];
-  float dprob_upper = 0.0f;
-  float dprob_lower = 0.0f;
-#pragma unroll
-  for (int box = 0; box < Boxes::kPerBlock; ++box) {
-    const int index = block * Boxes::kPerBlock + box;
-    ring.wait_load();
+  if constexpr (kStep > 0) {
+    constexpr int kBox = kStep - 1;
+    const FragmentPlace place = fragment_place();
+    staging.wait_load(kBox);
 #pragma unroll
     for (int c = 0; c < 4; c += 2) {
-      const uint32_t gate_address = block_address(ring.slot(), place.warp_row, c, place.lane);
-      const uint32_t up_address = block_address(ring.slot(), place.warp_row, c + 4, place.lane);
+      const uint32_t gate_address = block_address(staging.slot(kBox), place.warp_row, c, place.lane);
+      const uint32_t up_address = block_address(staging.slot(kBox), place.warp_row, c + 4, place.lane);
       MatrixBlock gate = load_block(gate_address);
       MatrixBlock up = load_block(up_address);
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
-        const PackedColumns dact = pack_columns(acc, box * 4 + c + side, live);
-        dprob_upper += swiglu_gradient_pair(dact.upper, prob_upper, gate.r[2 * side], up.r[2 * side]);
-        dprob_lower += swiglu_gradient_pair(dact.lower, prob_lower, gate.r[2 * side + 1], up.r[2 * side + 1]);
+        const PackedColumns dact = finished.columns[kBox * 4 + c + side];
+        finished.sum_upper +=
+            swiglu_gradient_pair(dact.upper, finished.prob_upper, gate.r[2 * side], up.r[2 * side]);
+        finished.sum_lower +=
+            swiglu_gradient_pair(dact.lower, finished.prob_lower, gate.r[2 * side + 1], up.r[2 * side + 1]);
       }
       store_block(gate_address, gate);
       store_block(up_address, up);
     }
-    ring.publish(&params.out, Boxes::at(tile, first_block, index));
-    // The slot after the loads in flight was stored from last but one box ago: only the newest store may
-    // pend.
-    if (index + Config::kSlots - 1 < Boxes::kCount && ring.leader()) {
-      bulk_wait_read<1>();
-      ring.start_load(Config::kSlots - 2, &params.aux,
-                      Boxes::at(tile, first_block, index + Config::kSlots - 1));
+    staging.publish(kBox, &params.out, {2 * finished.n + kBox * 64, finished.row, 0});
+  }
+  if constexpr (kStep == kBoxes) {
+    const FragmentPlace place = fragment_place();
+    float upper = finished.sum_upper;
+    float lower = finished.sum_lower;
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+      upper += __shfl_xor_sync(0xFFFFFFFFu, upper, step);
+      lower += __shfl_xor_sync(0xFFFFFFFFu, lower, step);
+    }
+    if (place.pair == 0 && finished.n_tile < params.n_tiles) {
+      const int64_t row = finished.row + place.row;
+      params.partials[row * params.n_tiles + finished.n_tile] = upper;
+      params.partials[(row + 8) * params.n_tiles + finished.n_tile] = lower;
     }
   }
+}
+
+// One step of the epilogue.
+template <class Config, int kStep>
+__device__ __forceinline__ void finish_step(const KernelParams& params, Finished& finished,
+                                            const Staging& staging) {
+  // Hides from the compiler that these do not change in the loop over k: it would compute everything that
+  // follows from them ahead of that loop, and spill it.
 #pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    dprob_upper += __shfl_xor_sync(0xFFFFFFFFu, dprob_upper, step);
-    dprob_lower += __shfl_xor_sync(0xFFFFFFFFu, dprob_lower, step);
+  for (int c = 0; c < kTileN / 8; ++c) {
+    asm volatile("" : "+r"(finished.columns[c].upper), "+r"(finished.columns[c].lower));
   }
-  if (place.pair == 0 && tile.n_tile < params.n_tiles) {
-    params.partials[static_cast<int64_t>(row) * params.n_tiles + tile.n_tile] = dprob_upper;
-    params.partials[static_cast<int64_t>(row + 8) * params.n_tiles + tile.n_tile] = dprob_lower;
+  if constexpr (Config::kProduct == Product::kGateUp) {
+    store_gate_up_step<kStep>(params, finished, staging);
+  } else if constexpr (Config::kProduct == Product::kDownDgrad) {
+    store_dgate_up_step<Config, kStep>(params, finished, staging);
+  } else {
+    store_bf16_step<Config, kStep>(params, finished, staging);
+  }
+}
+
+template <class Config, int kStep = 0>
+__device__ __forceinline__ void finish_step(int step, const KernelParams& params, Finished& finished,
+                                            const Staging& staging) {
+  if constexpr (kStep < Config::kSteps) {
+    if (step == kStep) {
+      finish_step<Config, kStep>(params, finished, staging);
+    } else {
+      finish_step<Config, kStep + 1>(step, params, finished, staging);
+    }
+  }
+}
+
+template <class Config, int kStep = 0>
+__device__ __forceinline__ void finish_all(const KernelParams& params, Finished& finished,
+                                           const Staging& staging) {
+  if constexpr (kStep < Config::kSteps) {
+    finish_step<Config, kStep>(params, finished, staging);
+    finish_all<Config, kStep + 1>(params, finished, staging);
+  }
+}
+
+// dw in FP32: boxes of 32 columns.
+__device__ __forceinline__ void store_fp32(const KernelParams& params, const Tile& tile, int warpgroup,
+                                           bool live, const float (&acc)[kAccumulators],
+                                           const Staging& staging) {
+  const FragmentPlace place = fragment_place();
+  const int row = tile.m + warpgroup * kBoxRows;
+#pragma unroll
+  for (int box = 0; box < kTileN / 32; ++box) {
+    const uint32_t slot = staging.acquire(box);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* d = acc + 4 * (box * 4 + c) + 2 * half;
+        const uint32_t address =
+            swizzled_chunk(slot, place.row + 8 * half, 2 * c + place.pair / 2) + place.pair % 2 * 8;
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(live ? d[0] : 0.0f),
+                     "f"(live ? d[1] : 0.0f)
+                     : "memory");
+      }
+    }
+    staging.publish(box, &params.out, {tile.n + box * 32, row, tile.expert}, params.accumulate);
   }
 }
 

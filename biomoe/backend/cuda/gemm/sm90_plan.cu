@@ -27,6 +27,13 @@ struct MatrixExtent {
   int64_t outer, rows, columns;
 };
 
+cudaError_t count_multiprocessors(int* count) {
+  int device = 0;
+  const cudaError_t status = cudaGetDevice(&device);
+  if (status != cudaSuccess) return status;
+  return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
+}
+
 bool is_aligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
@@ -84,7 +91,7 @@ struct PlanBuilder {
     params().m_extent = static_cast<int>(m);
     params().n_extent = static_cast<int>(n);
     params().k_extent = static_cast<int>(k);
-    params().n_tiles = static_cast<int>((n + tile_columns(tiling) - 1) / tile_columns(tiling));
+    params().n_tiles = static_cast<int>((n + kTileColumns - 1) / kTileColumns);
   }
 
   void kernel(const KernelChoice& choice) {
@@ -92,10 +99,8 @@ struct PlanBuilder {
     int device = 0;
     int multiprocessors = 0;
     int major = 0;
-    status = cudaGetDevice(&device);
-    if (status == cudaSuccess) {
-      status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    }
+    status = count_multiprocessors(&multiprocessors);
+    if (status == cudaSuccess) status = cudaGetDevice(&device);
     if (status == cudaSuccess) {
       status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     }
@@ -107,6 +112,12 @@ struct PlanBuilder {
     plan->shared_bytes_ = choice.shared_bytes;
     plan->cluster_ = tiling.cluster;
     plan->blocks_ = multiprocessors / tiling.cluster * tiling.cluster;
+  }
+
+  void split_into(void* workspace) {
+    if (!tiling.split) return;
+    require(workspace != nullptr && is_aligned(workspace));
+    params().workspace = workspace;
   }
 
   void sum_dprob_into(float* dprob) { plan->dprob_ = dprob; }
@@ -140,15 +151,22 @@ cudaError_t GroupedGemmPlan::launch(cudaStream_t stream) const {
   return launch_sum_dprob(params_, dprob_, stream);
 }
 
-int64_t dprob_partials_count(const DownDgradProblem& problem, const Tiling& tiling) {
-  const int64_t columns = tile_columns(tiling);
-  return problem.rows.capacity * ((problem.features + columns - 1) / columns);
+// A last wave has at most as many parts of tiles as there are blocks, each a tile of FP32.
+cudaError_t split_workspace_bytes(int64_t* bytes) {
+  int multiprocessors = 0;
+  const cudaError_t status = count_multiprocessors(&multiprocessors);
+  if (status != cudaSuccess) return status;
+  *bytes = kSplitTicketBytes + int64_t{multiprocessors} * kSegmentRows * kTileColumns * 4;
+  return cudaSuccess;
 }
 
-int64_t wgrad_square_sums_count(const WgradProblem& problem, const Tiling& tiling) {
-  const int64_t columns = tile_columns(tiling);
-  const int64_t row_blocks = (problem.out + 127) / 128 * 2;
-  return problem.rows.experts * row_blocks * ((problem.in + columns - 1) / columns);
+int64_t dprob_partials_count(const DownDgradProblem& problem) {
+  return problem.rows.capacity * ((problem.features + kTileColumns - 1) / kTileColumns);
+}
+
+int64_t wgrad_square_sums_count(const WgradProblem& problem) {
+  const int64_t row_blocks = (problem.out + 127) / 128 * 8;
+  return problem.rows.experts * row_blocks * ((problem.in + kTileColumns - 1) / kTileColumns);
 }
 
 cudaError_t make_plan(const ForwardProblem& problem, const Tiling& tiling, GroupedGemmPlan* plan) {
@@ -159,6 +177,7 @@ cudaError_t make_plan(const ForwardProblem& problem, const Tiling& tiling, Group
   builder.map(&params.a, problem.x, {1, problem.rows.capacity, problem.in});
   builder.map(&params.b, problem.w, {problem.rows.experts, problem.out, problem.in});
   builder.map(&params.out, problem.y, {1, problem.rows.capacity, problem.out});
+  builder.split_into(problem.workspace);
   builder.kernel(forward_kernel(tiling));
   return builder.status;
 }
@@ -186,6 +205,7 @@ cudaError_t make_plan(const DgradProblem& problem, const Tiling& tiling, Grouped
   builder.map(&params.a, problem.dy, {1, problem.rows.capacity, problem.out});
   builder.map(&params.b, problem.w, {problem.rows.experts, problem.out, problem.in});
   builder.map(&params.out, problem.dx, {1, problem.rows.capacity, problem.in});
+  builder.split_into(problem.workspace);
   builder.kernel(dgrad_kernel(tiling));
   return builder.status;
 }

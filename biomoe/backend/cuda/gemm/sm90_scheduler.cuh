@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "biomoe/backend/cuda/device/mbarrier.cuh"
 #include "biomoe/backend/cuda/gemm/sm90_config.cuh"
 
 namespace biomoe::cuda::sm90 {
@@ -65,9 +66,12 @@ struct Tile {
   int m;          // first row of the output within A's buffer (or within dw[e])
   int n;          // first column
   int n_tile;     // n_tiles (outside of the output) where the last pair of columns has only one
+  int k_begin;    // first block of k
   int k_blocks;   // the same for all blocks of the cluster
   int live_rows;  // rows of the tile beyond these are padding
   bool share_b;
+  int part, parts;  // of a tile that is cut along k
+  int split_tile;   // number among those of this launch
 };
 
 // Fills unit_begin[0..experts] (shared memory): the first unit of each expert. Called by one full warp.
@@ -82,11 +86,11 @@ __device__ void list_units(const KernelParams& params, int32_t* unit_begin) {
     if (e < params.experts) {
       const int rows = static_cast<int>(params.offsets[e + 1] - params.offsets[e]);
       if constexpr (Config::kSumOverRows) {
-        const int row_tiles = (params.m_extent + Config::kTileM - 1) / Config::kTileM;
+        const int row_tiles = (params.m_extent + kTileM - 1) / kTileM;
         const bool nothing = params.accumulate && rows == 0;
         units = nothing ? 0 : TileGrid<Config::kCluster>(row_tiles, params.n_tiles).units();
       } else {
-        units = TileGrid<Config::kCluster>(rows / Config::kTileM, params.n_tiles).units();
+        units = TileGrid<Config::kCluster>(rows / kTileM, params.n_tiles).units();
       }
     }
     for (int step = 1; step < 32; step *= 2) {
@@ -98,7 +102,7 @@ __device__ void list_units(const KernelParams& params, int32_t* unit_begin) {
   }
 }
 
-// Walks over this block's tiles; every role of the block holds a walker of its own, and they agree.
+// Walks over this block's tiles.
 template <class Config>
 class TileWalker {
  public:
@@ -108,36 +112,52 @@ class TileWalker {
         unit_(static_cast<int>(blockIdx.x) / Config::kCluster),
         rank_(rank) {}
 
-  __device__ bool done() const { return unit_ >= unit_begin_[params_.experts]; }
-  __device__ bool last() const { return unit_ + stride() >= unit_begin_[params_.experts]; }
   __device__ void next() { unit_ += stride(); }
 
+  // The current tile; k_blocks is negative after the last one.
   __device__ Tile tile() {
-    while (unit_ >= unit_begin_[expert_ + 1]) ++expert_;
+    const int units = unit_begin_[params_.experts];
+    int unit = unit_;
+    int parts = 1;
+    int part = 0;
+    const int last_wave = units / stride() * stride();
+    if (params_.workspace != nullptr && unit >= last_wave) {
+      const int most = min(kMaxSplits, params_.k_extent / (kMinSplitBlocks * kTileK));
+      parts = max(1, min(most, stride() / max(1, units - last_wave)));
+      part = (unit - last_wave) % parts;
+      unit = last_wave + (unit - last_wave) / parts;
+    }
+    if (unit >= units) return {.k_blocks = -1};
+    while (unit >= unit_begin_[expert_ + 1]) ++expert_;
     const int64_t segment = params_.offsets[expert_];
     const int valid = params_.rows_valid[expert_];
     const int row_tiles = Config::kSumOverRows
-                              ? (params_.m_extent + Config::kTileM - 1) / Config::kTileM
-                              : static_cast<int>(params_.offsets[expert_ + 1] - segment) / Config::kTileM;
+                              ? (params_.m_extent + kTileM - 1) / kTileM
+                              : static_cast<int>(params_.offsets[expert_ + 1] - segment) / kTileM;
     const TileGrid<Config::kCluster> grid(row_tiles, params_.n_tiles);
-    const TilePosition at = tile_position(grid, unit_ - unit_begin_[expert_], rank_);
+    const TilePosition at = tile_position(grid, unit - unit_begin_[expert_], rank_);
     Tile tile;
     tile.expert = expert_;
     tile.n_tile = at.column;
-    tile.n = at.column * Config::kTileN;
+    tile.n = at.column * kTileN;
     tile.share_b = at.share_b;
     if constexpr (Config::kSumOverRows) {
       tile.a_row = static_cast<int>(segment);
-      tile.m = at.row * Config::kTileM;
-      tile.live_rows = valid > 0 ? Config::kTileM : 0;
+      tile.m = at.row * kTileM;
+      tile.live_rows = valid > 0 ? kTileM : 0;
       tile.k_blocks = (valid + kTileK - 1) / kTileK;
     } else {
-      tile.a_row = static_cast<int>(segment) + at.row * Config::kTileM;
+      tile.a_row = static_cast<int>(segment) + at.row * kTileM;
       tile.m = tile.a_row;
-      tile.live_rows = valid - at.row * Config::kTileM;
-      const int first_row = at.share_b ? (at.row - rank_) * Config::kTileM : at.row * Config::kTileM;
+      tile.live_rows = valid - at.row * kTileM;
+      const int first_row = at.share_b ? (at.row - rank_) * kTileM : at.row * kTileM;
       tile.k_blocks = first_row < valid ? (params_.k_extent + kTileK - 1) / kTileK : 0;
     }
+    tile.part = part;
+    tile.parts = parts;
+    tile.split_tile = (unit - last_wave) * Config::kCluster + rank_;
+    tile.k_begin = tile.k_blocks * part / parts;
+    tile.k_blocks = tile.k_blocks * (part + 1) / parts - tile.k_begin;
     return tile;
   }
 
@@ -149,6 +169,65 @@ class TileWalker {
   int unit_;
   int rank_;
   int expert_ = 0;
+};
+
+// Tiles on their way from the producer to the consumer warpgroups, in shared memory. Both ends count turns.
+class TileQueue {
+ public:
+  __device__ TileQueue(uint32_t tiles, uint32_t barriers) : tiles_(tiles), barriers_(barriers) {}
+
+  __device__ void init() const {
+    for (int slot = 0; slot < kTileSlots; ++slot) {
+      mbarrier_init(full(slot), 1);
+      mbarrier_init(empty(slot), kConsumerWarps);
+    }
+  }
+
+  // One thread.
+  __device__ void push(const Tile& tile) {
+    const int slot = turn_ % kTileSlots;
+    mbarrier_wait(empty(slot), turn_ / kTileSlots & 1 ^ 1);
+    const uint32_t at = tiles_ + slot * kTileBytes;
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(tile.expert),
+                 "r"(tile.part | tile.parts << 8 | tile.split_tile << 16), "r"(tile.m), "r"(tile.n)
+                 : "memory");
+    asm volatile("st.shared.v4.b32 [%0 + 16], {%1, %2, %3, %4};" ::"r"(at), "r"(tile.n_tile),
+                 "r"(tile.k_blocks), "r"(tile.live_rows), "r"(0)
+                 : "memory");
+    mbarrier_arrive(full(slot));
+    ++turn_;
+  }
+
+  // Every thread of the consumers, who have no use for a_row, k_begin and share_b.
+  __device__ Tile pop() {
+    const int slot = turn_ % kTileSlots;
+    mbarrier_wait(full(slot), turn_ / kTileSlots & 1);
+    const uint32_t at = tiles_ + slot * kTileBytes;
+    Tile tile{};
+    int split;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(tile.expert), "=r"(split), "=r"(tile.m), "=r"(tile.n)
+                 : "r"(at)
+                 : "memory");
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, _}, [%3 + 16];"
+                 : "=r"(tile.n_tile), "=r"(tile.k_blocks), "=r"(tile.live_rows)
+                 : "r"(at)
+                 : "memory");
+    tile.part = split & 0xFF;
+    tile.parts = split >> 8 & 0xFF;
+    tile.split_tile = split >> 16;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty(slot));
+    ++turn_;
+    return tile;
+  }
+
+ private:
+  __device__ uint32_t full(int slot) const { return barriers_ + slot * 8; }
+  __device__ uint32_t empty(int slot) const { return barriers_ + (kTileSlots + slot) * 8; }
+
+  uint32_t tiles_, barriers_;
+  int turn_ = 0;
 };
 
 }  // namespace biomoe::cuda::sm90

@@ -3,24 +3,20 @@
 
 namespace biomoe::cuda::sm90 {
 
-int tile_columns(const Tiling& tiling) {
-  return tiling.schedule == TileSchedule::kCooperative ? 256 : 128;
-}
-
 Tiling choose_tiling(const ForwardProblem&) {
-  return {TileSchedule::kCooperative, 2};
+  return {2};
 }
 Tiling choose_tiling(const GateUpProblem&) {
-  return {TileSchedule::kCooperative, 2};
+  return {2};
 }
 Tiling choose_tiling(const DgradProblem&) {
-  return {TileSchedule::kCooperative, 2};
+  return {2};
 }
 Tiling choose_tiling(const DownDgradProblem&) {
-  return {TileSchedule::kPingpong, 2};
+  return {2};
 }
 Tiling choose_tiling(const WgradProblem&) {
-  return {TileSchedule::kPingpong, 2};
+  return {2};
 }
 
 }  // namespace biomoe::cuda::sm90
