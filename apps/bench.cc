@@ -7,6 +7,7 @@
 #include "biomoe/core/file.h"
 #include "biomoe/core/rng.h"
 #include "biomoe/core/version.h"
+#include "biomoe/ops/device.h"
 #include "biomoe/train/run_config.h"
 
 namespace biomoe::apps {
@@ -36,7 +37,8 @@ Batch random_batch(const BenchOptions& options) {
 nlohmann::json bench_header(const BenchOptions& options, const char* what) {
   return {{"what", what},
           {"version", kVersion},
-          {"device", "cpu"},
+          {"device", device_info(options.device).name},
+          {"driver", device_info(options.device).driver},
           {"threads", resolved_threads(options.num_threads)},
           {"layers", options.model.num_hidden_layers},
           {"hidden", options.model.hidden_size},
@@ -89,6 +91,26 @@ void add_sizes(CLI::App& command, BenchOptions& options) {
   command.add_option("--json", options.json, "write the figures to this file");
 }
 
+// Options as text, until a command reads them.
+struct BenchChoices {
+  std::string mode{kExpertFfnChoiceNames[0]}, device{kDeviceChoiceNames[0]}, states{kOptimizerStatesNames[0]};
+};
+
+void add_choices(CLI::App& command, BenchChoices& choices, BenchOptions& options) {
+  command.add_option("--device", choices.device, "auto, cpu or cuda");
+  command.add_option("--optimizer-states", choices.states, "as the configuration's optimizer_states");
+  command.add_option("--cuda-graph", options.cuda_graph, "as the configuration's cuda_graph");
+  command.add_option("--deterministic", options.deterministic, "as the configuration's deterministic");
+}
+
+void resolve(const BenchChoices& choices, BenchOptions& options) {
+  options.device = resolved_device(choice_of<DeviceChoice>("--device", choices.device, kDeviceChoiceNames));
+  options.states = choice_of<OptimizerStates>("--optimizer-states", choices.states, kOptimizerStatesNames);
+  options.mode = resolved_expert_ffn_mode(
+      choice_of<ExpertFfnChoice>("--expert-ffn-mode", choices.mode, kExpertFfnChoiceNames), options.device,
+      options.model);
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app) {
@@ -100,15 +122,17 @@ void add_bench(CLI::App& app) {
   CLI::App* moe = command->add_subcommand("moe", "whole steps with each expert_ffn_mode, side by side");
   CLI::App* ops = command->add_subcommand("ops", "each operation alone, beside the machine's ceilings");
   for (CLI::App* sub : {step, moe, ops}) add_sizes(*sub, *options);
-  auto mode = std::make_shared<std::string>(kExpertFfnModeNames[static_cast<size_t>(options->mode)]);
-  step->add_option("--expert-ffn-mode", *mode, "as the configuration's expert_ffn_mode");
-  step->callback([options, mode] {
+  auto choices = std::make_shared<BenchChoices>();
+  step->add_option("--expert-ffn-mode", choices->mode, "as the configuration's expert_ffn_mode");
+  for (CLI::App* sub : {step, moe}) add_choices(*sub, *choices, *options);
+  step->callback([options, choices] {
     check(*options);
-    options->mode = choice_of<ExpertFfnMode>("--expert-ffn-mode", *mode, kExpertFfnModeNames);
+    resolve(*choices, *options);
     report(*options, bench_step(*options));
   });
-  moe->callback([options] {
+  moe->callback([options, choices] {
     check(*options);
+    resolve(*choices, *options);
     nlohmann::json rows = nlohmann::json::array();
     for (size_t i = 0; i < kExpertFfnModeNames.size(); ++i) {
       options->mode = static_cast<ExpertFfnMode>(i);

@@ -5,9 +5,11 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "biomoe/core/context.h"
 #include "biomoe/data/batch.h"
 #include "biomoe/model/model_config.h"
 #include "biomoe/moe/moe_layer.h"
+#include "biomoe/optim/optim_config.h"
 
 namespace biomoe::apps {
 
@@ -15,6 +17,9 @@ struct BenchOptions {
   ModelConfig model;
   int64_t seq = 512, batch = 4, steps = 10, warmup = 3, num_threads = 0;
   ExpertFfnMode mode = ExpertFfnMode::kGroupedLinear;
+  Device device = Device::kCpu;
+  OptimizerStates states = OptimizerStates::kFp32;
+  bool cuda_graph = true, deterministic = false;
   std::string json;
 };
 

@@ -7,6 +7,7 @@
 #include "biomoe/checkpoint/training_state.h"
 #include "biomoe/optim/optimizer.h"
 #include "biomoe/train/loaded_model.h"
+#include "biomoe/train/model_image.h"
 #include "biomoe/train/trainer.h"
 
 namespace biomoe::apps {
@@ -48,11 +49,11 @@ void export_checkpoint(const Options& options) {
 void import_checkpoint(const Options& options) {
   const HfConfig source = read_hf_config(options.source);
   for (const auto& line : source.notes) fmt::print(stderr, "note: {}\n", line);
-  const Model model(source.model, {.max_tokens = 0, .max_seqlen = 1, .num_threads = 1, .training = false});
+  Model model(source.model, {.max_tokens = 0, .max_seqlen = 1, .num_threads = 1, .training = false});
   const HfImportReport report =
       import_hf(options.source, source.model, model.parameters(), model.weights_A().f32());
   for (const auto& line : report.notes) fmt::print(stderr, "note: {}\n", line);
-  const Optimizer optimizer(model.parameters(), {});
+  Optimizer optimizer(model.parameters(), {});
   TrainingState state;
   state.data = {{"sample", 0}, {"micro_batch", 0}};
   state.model = hf_config_json(source.model, source.tokens, DType::kF32);
@@ -66,7 +67,7 @@ void import_checkpoint(const Options& options) {
   const CheckpointStore store(std::filesystem::path(options.destination) / "checkpoints");
   if (!store.list().empty())
     throw user_error("{}: holds checkpoints already; choose another folder", options.destination);
-  const SaveReport saved = store.save(0, checkpoint_groups(model, &optimizer), state.to_json());
+  const SaveReport saved = store.save(0, ModelImage(model, &optimizer).groups(), state.to_json());
   fmt::print("imported {} tensors from {} into {}\n", report.tensors, options.source, saved.path.string());
 }
 

@@ -2,9 +2,29 @@
 
 #include "apps/commands.h"
 #include "biomoe/core/version.h"
+#include "biomoe/ops/device.h"
 #include "biomoe/train/run_config.h"
 
 namespace biomoe::apps {
+namespace {
+
+void print_gpu() {
+  std::string why;
+  if (!device_available(Device::kCuda, &why)) {
+    fmt::print("cuda       {}\n", why);
+    return;
+  }
+  const DeviceInfo gpu = device_info(Device::kCuda);
+  const bool hopper = gpu.compute_capability == 90;
+  fmt::print("cuda       {}, compute capability {}.{}, {} multiprocessors, {:.1f} of {:.1f} GiB free\n",
+             gpu.name, gpu.compute_capability / 10, gpu.compute_capability % 10, gpu.multiprocessors,
+             static_cast<double>(gpu.free_bytes) / 0x1p30, static_cast<double>(gpu.memory_bytes) / 0x1p30);
+  fmt::print("           driver {}, runtime {}\n", gpu.driver, gpu.runtime);
+  fmt::print("           bf16; expert_ffn_mode: {}\n",
+             hopper ? "loop, grouped_linear, fused_grouped_mlp (auto)" : "loop (auto)");
+}
+
+}  // namespace
 
 void add_info(CLI::App& app) {
   CLI::App* command = app.add_subcommand("info", "versions and devices");
@@ -12,8 +32,11 @@ void add_info(CLI::App& app) {
     fmt::print("biomoe {}\n", kVersion);
     fmt::print("compiler   {}\n", __VERSION__);
     fmt::print("htslib     {}\n", hts_version());
-    fmt::print("cpu        {} threads, fp32\n", resolved_threads(0));
-    fmt::print("cuda       not in this build\n");
+    fmt::print(
+        "cpu        {} threads, fp32; expert_ffn_mode: loop, grouped_linear (auto), fused_grouped_mlp (the "
+        "same work)\n",
+        resolved_threads(0));
+    print_gpu();
   });
 }
 

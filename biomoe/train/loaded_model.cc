@@ -6,6 +6,7 @@
 #include "biomoe/checkpoint/hf_import.h"
 #include "biomoe/checkpoint/training_checkpoint.h"
 #include "biomoe/checkpoint/training_state.h"
+#include "biomoe/train/model_image.h"
 #include "biomoe/train/run_config.h"
 #include "biomoe/train/trainer.h"
 
@@ -65,7 +66,7 @@ LoadedModel load_model(const fs::path& path, const LoadOptions& options) {
   if (hugging_face) {
     import_hf(folder, config, model->parameters(), model->weights_A().f32());
   } else {
-    load_checkpoint(folder, checkpoint_groups(*model, nullptr));
+    load_checkpoint(folder, ModelImage(*model, nullptr).groups());
   }
   return {std::move(model), std::move(vocabulary), data, folder.string(), hugging_face ? -1 : header.step};
 }

@@ -15,12 +15,12 @@ namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
-// The program before it holds anything of the run: 10 MiB are resident when it starts (`biomoe info`; pages
-// of the executable and its libraries), a run of one thread on a model of width 8 brings it to 14 (oneDNN and
-// its kernels, yaml-cpp, htslib, small allocations). A thread adds its stack, its heap and oneDNN's packed
-// operands. Measured on x86-64, Debian 12.
-constexpr uint64_t kProgramBytes = 14 * kMiB;
-constexpr uint64_t kThreadBytes = 3 * kMiB / 10;
+// The program before it holds anything of the run: 8 MiB are resident when it starts (`biomoe info`; pages of
+// the executable and its libraries), a run of one thread on a model of width 8 brings it to 9.5 (yaml-cpp,
+// htslib, small allocations). A thread adds its stack, its heap and the operands that it packs for products.
+// Measured on x86-64, Debian 12.
+constexpr uint64_t kProgramBytes = 19 * kMiB / 2;
+constexpr uint64_t kThreadBytes = kMiB / 2;
 
 // The copy that async_save writes from: weights and both moments.
 uint64_t staging_bytes(const ParameterList& parameters) {

@@ -8,6 +8,8 @@
 #include "biomoe/checkpoint/hf_config.h"
 #include "biomoe/core/error.h"
 #include "biomoe/data/dataset.h"
+#include "biomoe/model/compute_types.h"
+#include "biomoe/ops/device.h"
 
 namespace biomoe {
 namespace {
@@ -57,6 +59,38 @@ int resolved_threads(int64_t num_threads) {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
   return std::max(1, CPU_COUNT(&set));
+}
+
+Device resolved_device(DeviceChoice choice) {
+  if (choice == DeviceChoice::kCpu) return Device::kCpu;
+  std::string why;
+  if (device_available(Device::kCuda, &why)) return Device::kCuda;
+  if (choice == DeviceChoice::kCuda) throw user_error("device=cuda: {}; set device=cpu", why);
+  return Device::kCpu;
+}
+
+ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, const ModelConfig& model) {
+  const bool hopper = device == Device::kCuda && device_info(device).compute_capability == 90;
+  const bool fusable = hopper && compute_types(device, model, false).gate_up_interleave > 0;
+  const auto mode = [&] {
+    if (choice != ExpertFfnChoice::kAuto) return static_cast<ExpertFfnMode>(static_cast<int>(choice) - 1);
+    if (device == Device::kCpu) return ExpertFfnMode::kGroupedLinear;
+    if (!hopper) return ExpertFfnMode::kLoop;
+    return fusable ? ExpertFfnMode::kFusedGroupedMlp : ExpertFfnMode::kGroupedLinear;
+  }();
+  if (device == Device::kCuda && mode != ExpertFfnMode::kLoop && !hopper) {
+    throw user_error(
+        "expert_ffn_mode={}: this GPU has no kernels for all experts at once (compute capability 9.0 has); "
+        "set expert_ffn_mode=loop or auto",
+        kExpertFfnModeNames[static_cast<size_t>(mode)]);
+  }
+  if (device == Device::kCuda && mode == ExpertFfnMode::kFusedGroupedMlp && !fusable) {
+    throw user_error(
+        "expert_ffn_mode=fused_grouped_mlp: config_kwargs.intermediate_size={} is no multiple of 32; set "
+        "expert_ffn_mode=grouped_linear or auto",
+        model.intermediate_size);
+  }
+  return mode;
 }
 
 bool resolved_poison_activations(const std::optional<bool>& value) {

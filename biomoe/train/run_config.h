@@ -6,6 +6,7 @@
 #include <string>
 
 #include "biomoe/config/config.h"
+#include "biomoe/core/context.h"
 #include "biomoe/data/data_config.h"
 #include "biomoe/data/vocabulary.h"
 #include "biomoe/model/model_config.h"
@@ -14,8 +15,13 @@
 
 namespace biomoe {
 
-enum class DeviceChoice : uint8_t { kAuto, kCpu };
-inline constexpr std::array<std::string_view, 2> kDeviceChoiceNames{"auto", "cpu"};
+enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
+inline constexpr std::array<std::string_view, 3> kDeviceChoiceNames{"auto", "cpu", "cuda"};
+
+// kAuto, and then as ExpertFfnMode.
+enum class ExpertFfnChoice : uint8_t { kAuto, kLoop, kGroupedLinear, kFusedGroupedMlp };
+inline constexpr std::array<std::string_view, 4> kExpertFfnChoiceNames{
+    "auto", kExpertFfnModeNames[0], kExpertFfnModeNames[1], kExpertFfnModeNames[2]};
 
 struct CheckpointConfig {
   std::string ckpt_dir;
@@ -60,12 +66,15 @@ struct RunConfig {
   std::string config_name_or_path;
   std::string init_from;
   ModelConfig model;
-  ExpertFfnMode expert_ffn_mode = ExpertFfnMode::kGroupedLinear;
+  ExpertFfnChoice expert_ffn_mode = ExpertFfnChoice::kAuto;
   int64_t num_train_steps = 100;
   int64_t grad_acc_steps = 1;
   double max_grad_norm = 1.0;
   int64_t seed = 0;
   DeviceChoice device = DeviceChoice::kAuto;
+  OptimizerStates optimizer_states = OptimizerStates::kFp32;
+  bool cuda_graph = true;
+  bool deterministic = false;
   int64_t num_threads = 0;
   int64_t recompute_layers = 0;
   std::optional<bool> poison_activations;
@@ -87,13 +96,22 @@ struct RunConfig {
         "folder with a Hugging Face config.json that config_kwargs starts from; empty: the defaults below");
     v.field("init_from", init_from, "folder of a Hugging Face checkpoint whose weights training starts from");
     v.section("config_kwargs", model);
-    v.choice("expert_ffn_mode", expert_ffn_mode, kExpertFfnModeNames,
-             "one GEMM per expert, or one grouped GEMM");
+    v.choice("expert_ffn_mode", expert_ffn_mode, kExpertFfnChoiceNames,
+             "how experts run: one GEMM per expert, one grouped GEMM, or grouped GEMMs with the activation "
+             "inside; "
+             "auto: the best that the device has");
     v.field("num_train_steps", num_train_steps, "updates");
     v.field("grad_acc_steps", grad_acc_steps, "micro-batches of one update");
     v.field("max_grad_norm", max_grad_norm, "clip the global gradient norm to this; 0: no clipping");
     v.field("seed", seed, "seed of the initial weights");
-    v.choice("device", device, kDeviceChoiceNames, "where to run");
+    v.choice("device", device, kDeviceChoiceNames,
+             "where to run; auto: the GPU if there is one that this program can use");
+    v.choice("optimizer_states", optimizer_states, kOptimizerStatesNames,
+             "GPU: masters and moments in fp32, or moments in bf16 and no masters, as torch keeps them for a "
+             "bf16 model");
+    v.field("cuda_graph", cuda_graph, "GPU: record a step once and replay it");
+    v.field("deterministic", deterministic,
+            "GPU: bitwise the same run every time, for some speed (on the CPU every run is)");
     v.field("num_threads", num_threads, "CPU threads; 0: all that this process may use");
     v.field("recompute_layers", recompute_layers,
             "the first layers that keep only their input and run again in backward; they share one layer's "
@@ -112,6 +130,12 @@ struct RunConfig {
 
 // Threads that num_threads stands for on this machine.
 int resolved_threads(int64_t num_threads);
+
+// The device that `device` stands for here. Throws user_error when it is asked for and cannot be used.
+Device resolved_device(DeviceChoice choice);
+
+// How the experts run on it. Throws user_error when the device cannot run them as asked.
+ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, const ModelConfig& model);
 
 // What poison_activations stands for in this build.
 bool resolved_poison_activations(const std::optional<bool>& value);

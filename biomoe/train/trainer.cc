@@ -29,30 +29,17 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::vector<TensorGroup> checkpoint_groups(const Model& model, const Optimizer* optimizer) {
-  auto group = [&](const char* name, TensorView arena) {
-    TensorGroup result{name, {}};
-    for (const auto& spec : model.parameters().specs()) {
-      result.tensors.push_back({spec.name, model.parameters().view(arena, spec)});
-    }
-    return result;
-  };
-  std::vector<TensorGroup> groups{group("model", model.weights_A())};
-  if (optimizer) {
-    groups.push_back(group("exp_avg", optimizer->exp_avg_A()));
-    groups.push_back(group("exp_avg_sq", optimizer->exp_avg_sq_A()));
-  }
-  return groups;
-}
-
 ModelLimits model_limits(const RunConfig& config, bool training) {
   return {.max_tokens = config.dataset.token_micro_batch_size,
           .max_seqlen = config.dataset.max_seq_length,
           .num_threads = resolved_threads(config.num_threads),
           .training = training,
           .recompute_layers = config.recompute_layers,
-          .expert_ffn_mode = config.expert_ffn_mode,
-          .micro_batches = config.grad_acc_steps};
+          .expert_ffn_mode =
+              resolved_expert_ffn_mode(config.expert_ffn_mode, resolved_device(config.device), config.model),
+          .device = resolved_device(config.device),
+          .micro_batches = config.grad_acc_steps,
+          .deterministic = config.deterministic};
 }
 
 Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds)
@@ -64,7 +51,12 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds)
   require_memory_for(config_, dataset_);
   const ModelConfig& model = config_.model;
   model_ = std::make_unique<Model>(model, model_limits(config_, true));
-  optimizer_ = std::make_unique<Optimizer>(model_->parameters(), config_.adamw);
+  const Device device = model_->limits().device;
+  optimizer_ =
+      std::make_unique<Optimizer>(model_->parameters(), config_.adamw,
+                                  OptimizerOptions{.device = device, .states = config_.optimizer_states});
+  image_ = std::make_unique<ModelImage>(*model_, optimizer_.get());
+  runner_ = std::make_unique<StepRunner>(*model_, *optimizer_, records_steps());
   loader_ =
       std::make_unique<Loader>(dataset_.train, dataset_.vocabulary, train_loader_options(config_.dataset));
   micro_batches_.resize(static_cast<size_t>(config_.grad_acc_steps));
@@ -75,14 +67,20 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds)
   store_ = std::make_unique<CheckpointStore>(
       folder, CheckpointOptions{.max_checkpoints = config_.checkpoint.max_checkpoints, .warn = note});
   if (config_.init_from.empty()) {
-    model_->initialize(static_cast<uint64_t>(config_.seed));
+    image_->initialize(static_cast<uint64_t>(config_.seed));
   } else {
     const HfConfig source = read_hf_config(config_.init_from);
     const std::string difference = first_difference(model_json(source.model), model_json(model));
     if (!difference.empty()) throw user_error("init_from={}: {}", config_.init_from, difference);
-    import_hf(config_.init_from, model, model_->parameters(), model_->weights_A().f32());
+    import_hf(config_.init_from, model, model_->parameters(), image_->weights());
   }
   resume();
+  image_->upload_sync();
+}
+
+// In a loop over experts the host waits for the routing, which a recording cannot hold.
+bool Trainer::records_steps() const {
+  return config_.cuda_graph && model_->limits().expert_ffn_mode != ExpertFfnMode::kLoop;
 }
 
 void Trainer::resume() {
@@ -100,7 +98,7 @@ void Trainer::resume() {
     throw user_error("{}: {}; use the same model configuration, or another run_dir", latest->path.string(),
                      difference);
   }
-  load_checkpoint(latest->path, checkpoint_groups(*model_, optimizer_.get()));
+  load_checkpoint(latest->path, image_->groups());
   step_ = state.step;
   saved_step_ = state.step;
   optimizer_->set_steps(state.optimizer_step);
@@ -131,10 +129,11 @@ MaskCounts Trainer::mask_counts() const {
 
 void Trainer::save() {
   if (saved_step_ == step_) return;
+  image_->download_sync();
   if (saver_) {
     saver_->save(step_, state());
   } else {
-    store_->save(step_, checkpoint_groups(*model_, optimizer_.get()), state());
+    store_->save(step_, image_->groups(), state());
   }
   saved_step_ = step_;
 }
@@ -153,12 +152,12 @@ void Trainer::train_one_step(RunLog& log) {
     log.print_line(fmt::format("first step after {:.2f} s", *first_step_seconds_));
   }
   const double lr = scheduled_lr(config_.schedule, config_.adamw.lr, config_.num_train_steps, step_);
-  const StepResult result =
-      train_step(*model_, *optimizer_, micro_batches_,
-                 {.step = step_ + 1,
-                  .lr = lr,
-                  .max_grad_norm = config_.max_grad_norm,
-                  .poison_activations = resolved_poison_activations(config_.poison_activations)});
+  runner_->submit(micro_batches_,
+                  {.step = step_ + 1,
+                   .lr = lr,
+                   .max_grad_norm = config_.max_grad_norm,
+                   .poison_activations = resolved_poison_activations(config_.poison_activations)});
+  const StepResult result = runner_->finish_sync();
   const double step_end = now_seconds();
   ++step_;
   tokens_seen_ += result.tokens;
@@ -203,7 +202,7 @@ TrainSummary Trainer::run() {
   fmt::print("{} parameters, {} active a token; {} threads\n", model_->parameters().num_parameters(),
              model_->parameters().num_active_parameters(), model_->limits().num_threads);
   if (config_.checkpoint.async_save && config_.checkpoint.save_every_n_steps > 0) {
-    saver_ = std::make_unique<AsyncSaver>(*store_, checkpoint_groups(*model_, optimizer_.get()));
+    saver_ = std::make_unique<AsyncSaver>(*store_, image_->groups());
   }
   std::optional<RunLog> log;
   if (step_ < config_.num_train_steps) {

@@ -14,14 +14,12 @@
 #include "biomoe/optim/optimizer.h"
 #include "biomoe/train/evaluation.h"
 #include "biomoe/train/folder_lock.h"
+#include "biomoe/train/model_image.h"
 #include "biomoe/train/run_config.h"
 #include "biomoe/train/run_log.h"
 #include "biomoe/train/train_step.h"
 
 namespace biomoe {
-
-// Weights (and, with an optimiser, both moments) under the names that checkpoints use.
-std::vector<TensorGroup> checkpoint_groups(const Model& model, const Optimizer* optimizer);
 
 // Sizes that a run's memory is planned for.
 ModelLimits model_limits(const RunConfig& config, bool training);
@@ -45,6 +43,7 @@ class Trainer {
 
  private:
   void resume();
+  bool records_steps() const;
   void prepare_folder();
   void train(RunLog& log);
   void train_one_step(RunLog& log);
@@ -60,6 +59,8 @@ class Trainer {
   FolderLock lock_;  // on run_dir
   std::unique_ptr<Model> model_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<ModelImage> image_;
+  std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<CheckpointStore> store_;
   std::unique_ptr<AsyncSaver> saver_;

@@ -22,10 +22,14 @@ class Chain : public CliTest {
     return outcome;
   }
   json parsed(const std::string& name) const { return json::parse(read_file(path(name))); }
+  // The lines of steps, without those of validations.
   std::vector<json> metrics(const std::string& run_folder) const {
     std::vector<json> lines;
     std::ifstream file(path(run_folder + "/metrics.jsonl"));
-    for (std::string line; std::getline(file, line);) lines.push_back(json::parse(line));
+    for (std::string line; std::getline(file, line);) {
+      json parsed = json::parse(line);
+      if (parsed.contains("loss")) lines.push_back(std::move(parsed));
+    }
     return lines;
   }
   double evaluated(const std::string& checkpoint) const {

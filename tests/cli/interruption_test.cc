@@ -19,10 +19,14 @@ using ::testing::HasSubstr;
 
 class Interruption : public CliTest {
  protected:
+  // The lines of steps, without those of validations.
   std::vector<json> metrics(const std::string& run_folder) const {
     std::vector<json> lines;
     std::ifstream file(path(run_folder + "/metrics.jsonl"));
-    for (std::string line; std::getline(file, line);) lines.push_back(json::parse(line));
+    for (std::string line; std::getline(file, line);) {
+      json parsed = json::parse(line);
+      if (parsed.contains("loss")) lines.push_back(std::move(parsed));
+    }
     return lines;
   }
   bool wait_for(const std::string& name) const {

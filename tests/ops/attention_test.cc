@@ -166,7 +166,7 @@ Tensor<float> decode(Fixture& f, size_t b, int64_t queries, int threads) {
   const TensorView all = f.qkv.view();
   const TensorView seen = all.rows(begin, keys);
   Tensor<float> out(Shape{queries, f.q_width}, 3);
-  TestContext ctx(threads, attention_scratch_bytes(f.shape, queries, threads));
+  TestContext ctx(threads, attention_scratch_bytes(Device::kCpu, f.shape, queries, threads));
   attention_decode(*ctx, {.shape = f.shape,
                           .q_TC = all.rows(begin + keys - queries, queries).columns(0, f.q_width),
                           .k_PC = seen.columns(f.q_width, f.kv_width),

@@ -8,6 +8,7 @@
 
 #include "biomoe/checkpoint/async_saver.h"
 #include "biomoe/core/file.h"
+#include "biomoe/train/model_image.h"
 #include "biomoe/train/trainer.h"
 
 namespace biomoe {
@@ -62,11 +63,12 @@ class MemoryPlan : public ::testing::Test {
 
 TEST_F(MemoryPlan, RowsAreWhatTheOwnersReserve) {
   const RunMemory memory = planned();
-  const Model model(config_.model, model_limits(config_, true));
-  const Optimizer optimizer(model.parameters(), config_.adamw);
+  Model model(config_.model, model_limits(config_, true));
+  Optimizer optimizer(model.parameters(), config_.adamw);
   EXPECT_GE(row(memory, "weights"), model.weights_A().bytes());
   EXPECT_LT(row(memory, "weights"), model.weights_A().bytes() + kArenaAlignment);
-  EXPECT_EQ(row(memory, "checkpoint copy"), AsyncSaver::staging_bytes(checkpoint_groups(model, &optimizer)));
+  EXPECT_EQ(row(memory, "checkpoint copy"),
+            AsyncSaver::staging_bytes(ModelImage(model, &optimizer).groups()));
   EXPECT_GE(row(memory, "sequences"), uint64_t{1} << 20);
   EXPECT_LT(row(memory, "sequences"), (uint64_t{1} << 20) + 4096);
 }

@@ -1,0 +1,39 @@
+// A model and its optimiser's state as checkpoints hold them: in fp32 on the host, under the checkpoint's
+// names.
+#pragma once
+
+#include <vector>
+
+#include "biomoe/checkpoint/training_checkpoint.h"
+#include "biomoe/core/arena.h"
+#include "biomoe/model/model.h"
+#include "biomoe/optim/optimizer.h"
+
+namespace biomoe {
+
+// On the CPU the image is the memory of the model and the optimiser itself. Elsewhere it is a copy on the
+// host (4 bytes a parameter, 12 with an optimiser) that download_sync and upload_sync bring in step with the
+// device: fp32 masters where there are some, moments widened from what they are kept in, all without loss and
+// in the layout of the hub.
+class ModelImage {
+ public:
+  // The model and the optimiser (null: weights only) must outlive the image.
+  ModelImage(Model& model, Optimizer* optimizer);
+  static size_t planned_bytes(const ParameterList& parameters, Device device, bool with_optimizer);
+
+  const std::vector<TensorGroup>& groups() const { return groups_; }
+  float* weights() const { return weights_A_.f32(); }  // flat, see ParamSpec::offset
+
+  void initialize(uint64_t seed);  // Model::initial_values, on the image alone
+  void download_sync();
+  void upload_sync();
+
+ private:
+  Model& model_;
+  Optimizer* optimizer_;
+  Arena arena_;
+  TensorView weights_A_, exp_avg_A_, exp_avg_sq_A_;
+  std::vector<TensorGroup> groups_;
+};
+
+}  // namespace biomoe
