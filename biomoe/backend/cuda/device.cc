@@ -1,9 +1,12 @@
 // The services of ops/device.h on the GPU.
 #include "biomoe/ops/device.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 
+#include "biomoe/backend/cuda/gemm/grouped_gemm_sm90.h"
 #include "biomoe/backend/cuda/state.h"
 
 namespace biomoe {
@@ -134,15 +137,20 @@ DeviceState::DeviceState() {
   // Not a stream that waits for the default stream: nothing here uses that one but fills, which wait.
   cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   check_cublas(cublasLtCreate(&cublas_lt), "cublasLtCreate");
+  int64_t split_bytes = 0;
+  cuda::check(cuda::sm90::split_workspace_bytes(&split_bytes), "split_workspace_bytes");
+  constexpr size_t kTickets = cuda::sm90::kSplitTicketBytes;
+  split_workspace_bytes = std::max(static_cast<size_t>(split_bytes), kTickets + kWorkspaceBytes);
+  split_workspace = cuda::memory().reserve(split_workspace_bytes, "the workspace of products");
   workspace_bytes = kWorkspaceBytes;
-  workspace = cuda::memory().reserve(workspace_bytes, "the workspace of cuBLASLt");
+  workspace = static_cast<std::byte*>(split_workspace) + kTickets;
 }
 
 DeviceState::~DeviceState() {
   cudaStreamSynchronize(stream);
   gemm_plans.reset();
   attention_plans.reset();
-  cuda::memory().free(workspace, workspace_bytes);
+  cuda::memory().free(split_workspace, split_workspace_bytes);
   cublasLtDestroy(cublas_lt);
   cudaStreamDestroy(stream);
 }

@@ -40,9 +40,9 @@ sm90::ExpertRows expert_rows(const TensorView& offsets, const TensorView& rows, 
 }
 
 template <typename Problem>
-void run(const char* op, const Context& ctx, const Problem& problem, const sm90::Tiling& tiling) {
+void run(const char* op, const Context& ctx, const Problem& problem) {
   sm90::GroupedGemmPlan plan;
-  const cudaError_t error = sm90::make_plan(problem, tiling, &plan);
+  const cudaError_t error = sm90::make_plan(problem, sm90::choose_tiling(problem), &plan);
   if (error == cudaErrorInvalidValue) {
     throw user_error(
         "{}: {} experts of these widths cannot run as one product (at most {} experts, widths that "
@@ -51,11 +51,6 @@ void run(const char* op, const Context& ctx, const Problem& problem, const sm90:
   }
   check(error, op);
   check(plan.launch(ctx.state->stream), op);
-}
-
-template <typename Problem>
-void run(const char* op, const Context& ctx, const Problem& problem) {
-  run(op, ctx, problem, sm90::choose_tiling(problem));
 }
 
 }  // namespace
@@ -71,7 +66,8 @@ void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
                            .out = args.w_EOI.shape[1],
                            .x = bf16(kOp, args.x_RI),
                            .w = bf16(kOp, args.w_EOI),
-                           .y = bf16(kOp, args.y_RO)});
+                           .y = bf16(kOp, args.y_RO),
+                           .workspace = ctx.state->split_workspace});
 }
 
 void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
@@ -85,7 +81,8 @@ void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
                          .out = args.w_EOI.shape[1],
                          .dy = bf16(kOp, args.y_RO),
                          .w = bf16(kOp, args.w_EOI),
-                         .dx = bf16(kOp, args.x_RI)});
+                         .dx = bf16(kOp, args.x_RI),
+                         .workspace = ctx.state->split_workspace});
 }
 
 void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
@@ -143,13 +140,12 @@ void grouped_down_backward(Context& ctx, const GroupedDownBackwardArgs& args) {
                                  .prob = args.probs_R.f32(),
                                  .dgate_up = bf16(kOp, args.dgate_up_R2F),
                                  .dprob = args.dprobs_R.f32()};
-  const sm90::Tiling tiling = sm90::choose_tiling(problem);
   // dact is not stored; its memory takes the partial sums of dprobs.
   problem.dprob_partials = static_cast<float*>(args.dact_RF.data);
-  const auto partials = static_cast<size_t>(sm90::dprob_partials_count(problem, tiling)) * sizeof(float);
+  const auto partials = static_cast<size_t>(sm90::dprob_partials_count(problem)) * sizeof(float);
   BM_CHECK(partials <= args.dact_RF.bytes() && args.dact_RF.contiguous(),
            "{}: {} bytes of partial sums in {}", kOp, partials, args.dact_RF.bytes());
-  run(kOp, ctx, problem, tiling);
+  run(kOp, ctx, problem);
 }
 
 }  // namespace biomoe::cuda

@@ -39,6 +39,10 @@ struct DeviceState {
   int compute_capability = 0;  // 10 * major + minor
   int multiprocessors = 0;
   cublasLtHandle_t cublas_lt = nullptr;
+  // Scratch of whatever product runs on the stream. It begins with words that the products of experts find
+  // and leave zero (sm90::kSplitTicketBytes of them); cuBLASLt is given what follows.
+  void* split_workspace = nullptr;
+  size_t split_workspace_bytes = 0;
   void* workspace = nullptr;  // of cuBLASLt
   size_t workspace_bytes = 0;
   std::shared_ptr<cuda::GemmPlans> gemm_plans;            // made at the first product
