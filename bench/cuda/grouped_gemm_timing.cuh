@@ -41,8 +41,11 @@ struct Timing {
   double megahertz;  // mean clock over the calls
 };
 
-// Times calls in a row after as many milliseconds of the same: what a training step sees of a card that its
-// power limit holds back.
+// The clock of a card at its power limit follows what ran some tenths of a second before.
+constexpr double kSettleMs = 400, kTimedMs = 100;
+
+// Times calls in a row after kSettleMs of the same: what a training step sees of a card that its power limit
+// holds back.
 class Timer {
  public:
   Timer() : readings_(2) {
@@ -50,12 +53,11 @@ class Timer {
         cudaFuncSetAttribute(read_clocks_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kProbeBytes));
   }
 
-  Timing measure(const std::function<void()>& call, double budget_ms = 80) {
+  Timing measure(const std::function<void()>& call) {
     const double first = median_ms(call, 3, nullptr);
-    const int repeats = std::max(5, static_cast<int>(budget_ms / first));
-    median_ms(call, repeats, nullptr);
+    median_ms(call, std::max(5, static_cast<int>(kSettleMs / first)), nullptr);
     double megahertz = 0;
-    const double ms = median_ms(call, repeats, &megahertz);
+    const double ms = median_ms(call, std::max(5, static_cast<int>(kTimedMs / first)), &megahertz);
     return {ms, megahertz};
   }
 

@@ -26,21 +26,10 @@ constexpr int kMaxSharedBytes = 227 * 1024;
 constexpr int kABoxes = kTileM / kBoxRows;
 constexpr int kBBoxes = kTileN / kBoxRows;
 constexpr int kStageBytes = (kABoxes + kBBoxes) * kBoxBytes;
-constexpr int kStages = 4;
-constexpr int kSlots = 2;  // boxes of epilogue staging a consumer warpgroup has
-
-constexpr int kStagingOffset = kStages * kStageBytes;
-constexpr int kBarrierOffset = kStagingOffset + 2 * kSlots * kBoxBytes;
 constexpr int kTileSlots = 2;  // tiles that the producer may be ahead
-constexpr int kBarriers = 2 * kStages + 2 * kSlots + 2 * kTileSlots;
 constexpr int kTileBytes = 32;
 constexpr int kMaxSplits = 8;       // parts of a tile
 constexpr int kMinSplitBlocks = 8;  // blocks of k that a part has
-constexpr int kTilesOffset = kBarrierOffset + kBarriers * 8;
-constexpr int kArrivedOffset = kTilesOffset + kTileSlots * kTileBytes;  // a word a consumer warpgroup
-constexpr int kUnitsOffset = kArrivedOffset + 2 * 4;
-constexpr int kSharedBytes = kUnitsOffset + (kMaxExperts + 1) * 4 + 1024;  // 1024 to align the start
-static_assert(kSharedBytes <= kMaxSharedBytes);
 
 template <Product kProductOf, int kClusterOf>
 struct Config {
@@ -52,11 +41,23 @@ struct Config {
 
   static constexpr bool kSplit = kProduct == Product::kForward || kProduct == Product::kDgrad;
 
-  // The epilogue of a tile runs in steps between the products of the next one, a step every kStepPeriod
-  // blocks of k. FP32 results do not fit beside the next tile's accumulators: they are stored at once.
-  static constexpr bool kDeferred = kProduct != Product::kWgradFp32;
-  static constexpr int kSteps = kProduct == Product::kGateUp ? 6 : kProduct == Product::kDownDgrad ? 9 : 4;
-  static constexpr int kStepPeriod = kProduct == Product::kDownDgrad ? 2 : 1;
+  // The epilogue of a tile runs in steps between the products of the next one. Of FP32 results only half fit
+  // into registers beside the next tile's accumulators: the other half goes to shared memory at once.
+  static constexpr bool kFp32 = kProduct == Product::kWgradFp32;
+  static constexpr int kSteps = kProduct == Product::kGateUp ? 8 : kProduct == Product::kDownDgrad ? 17 : 4;
+
+  static constexpr int kStages = kFp32 ? 3 : 4;
+  static constexpr int kSlots = kFp32 ? 4 : 2;  // boxes of epilogue staging a consumer warpgroup has
+  static constexpr int kBarriers = 2 * kStages + 2 * kSlots + 2 * kTileSlots;
+
+  static constexpr int kStagingOffset = kStages * kStageBytes;
+  static constexpr int kBarrierOffset = kStagingOffset + 2 * kSlots * kBoxBytes;
+  static constexpr int kTilesOffset = kBarrierOffset + kBarriers * 8;
+  static constexpr int kArrivedOffset = kTilesOffset + kTileSlots * kTileBytes;  // a word a warpgroup
+  static constexpr int kUnitsOffset = kArrivedOffset + 2 * 4;
+  static constexpr int kSharedBytes =
+      kUnitsOffset + (kMaxExperts + 1) * 4 + 1024;  // 1024: to align the start
+  static_assert(kSharedBytes <= kMaxSharedBytes && kTilesOffset % 16 == 0);
 };
 
 }  // namespace biomoe::cuda::sm90

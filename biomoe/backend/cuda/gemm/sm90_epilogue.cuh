@@ -2,9 +2,9 @@
 // and stores through shared memory. Output goes in boxes of 64 rows by 128 bytes, each written by the
 // warpgroup into a staging slot and stored by its first thread with the copy engine.
 //
-// The accumulators are packed to BF16 as soon as they are complete; the rest is cut into steps, each about a
-// box, that run between the products of the next tile. A step's slots and phases are compile-time constants:
-// every tile takes an even number of turns of each slot.
+// The accumulators are packed to BF16 as soon as they are complete; the rest is cut into steps, each a box or
+// half of one, that run between the products of the next tile. A step's slots and phases are compile-time
+// constants: every tile takes an even number of turns of each slot.
 #pragma once
 
 #include "biomoe/backend/cuda/device/mbarrier.cuh"
@@ -20,6 +20,7 @@ namespace biomoe::cuda::sm90 {
 constexpr int kWarpgroupBarrier = 1;  // + consumer warpgroup
 
 // Staging slots of one consumer warpgroup, used in turn.
+template <int kSlots>
 class Staging {
  public:
   __device__ Staging(uint32_t slots, uint32_t loaded, int warpgroup)
@@ -31,22 +32,33 @@ class Staging {
   // Waits until the last store from this turn's slot has read it; returns its address.
   __device__ uint32_t acquire(int turn) const {
     if (leader()) bulk_wait_read<kSlots - 1>();
-    named_barrier_sync(barrier_, kWarpgroup);
+    sync();
     return slot(turn);
+  }
+
+  // The same for every slot.
+  __device__ void acquire_all() const {
+    if (leader()) bulk_wait_read<0>();
+    sync();
   }
 
   // Stores what the warpgroup wrote into the slot.
   __device__ void publish(int turn, const CUtensorMap* map, BoxCoordinates at, bool add = false) const {
     fence_async_shared();
-    named_barrier_sync(barrier_, kWarpgroup);
-    if (leader()) {
-      if (add) {
-        tma_reduce_add(map, slot(turn), at);
-      } else {
-        tma_store(map, slot(turn), at);
-      }
-      bulk_commit();
+    sync();
+    if (leader()) store(turn, map, at, add);
+  }
+
+  __device__ void sync() const { named_barrier_sync(barrier_, kWarpgroup); }
+
+  // The leader alone, once all have fenced and met.
+  __device__ void store(int turn, const CUtensorMap* map, BoxCoordinates at, bool add) const {
+    if (add) {
+      tma_reduce_add(map, slot(turn), at);
+    } else {
+      tma_store(map, slot(turn), at);
     }
+    bulk_commit();
   }
 
   // Boxes that are read, changed in place and stored: the leader starts the load once every earlier store has
@@ -87,8 +99,8 @@ struct PackedColumns {
 // A warpgroup's half of a tile whose sums are complete. A half that is not live is zero, and its accumulators
 // are not defined.
 struct Finished {
-  PackedColumns columns[kTileN / 8];
-  int row;  // first row in the output
+  PackedColumns columns[kTileN / 8];  // of FP32 results: the accumulators of the right half, in their order
+  int row;                            // first row in the output
   int n;
   int n_tile;
   int expert;
@@ -167,12 +179,13 @@ __device__ __forceinline__ bool sum_parts(const KernelParams& params, const Tile
   return true;
 }
 
-// A box of 64 columns.
-__device__ __forceinline__ void write_box(const PackedColumns* columns, uint32_t box,
-                                          const FragmentPlace& place) {
+// Columns [8 kFirst, 8 kFirst + 8 kCount) of a box of 64.
+template <int kFirst, int kCount>
+__device__ __forceinline__ void write_columns(const PackedColumns* columns, uint32_t box,
+                                              const FragmentPlace& place) {
 #pragma unroll
-  for (int c = 0; c < 8; c += 2) {
-    store_block(block_address(box, place.warp_row, c, place.lane),
+  for (int c = 0; c < kCount; c += 2) {
+    store_block(block_address(box, place.warp_row, kFirst + c, place.lane),
                 {{columns[c].upper, columns[c].lower, columns[c + 1].upper, columns[c + 1].lower}});
   }
 }
@@ -184,10 +197,10 @@ __device__ __forceinline__ float add_squares(uint32_t pair, float sum) {
 // A box of y, dx or dw; with params.partials also the sum of squares of the warp's 16 rows.
 template <class Config, int kStep>
 __device__ __forceinline__ void store_bf16_step(const KernelParams& params, Finished& finished,
-                                                const Staging& staging) {
+                                                const Staging<Config::kSlots>& staging) {
   const PackedColumns* columns = finished.columns + 8 * kStep;
   const bool add = Config::kSumOverRows && params.accumulate;
-  write_box(columns, staging.acquire(kStep), fragment_place());
+  write_columns<0, 8>(columns, staging.acquire(kStep), fragment_place());
   staging.publish(kStep, &params.out, {finished.n + kStep * 64, finished.row, finished.expert}, add);
   if constexpr (Config::kSumOverRows) {
     if (params.partials == nullptr) return;
@@ -214,29 +227,34 @@ __device__ __forceinline__ uint32_t scaled_swiglu_pair(uint32_t gate, uint32_t u
                    scaled_swiglu(high_bf16(gate), high_bf16(up), prob));
 }
 
-// Each 128 columns of gate_up are two boxes of it, then one of act, computed from the rounded values.
-template <int kStep>
+// Each 128 columns of gate_up are two boxes of it, then one of act, computed from the rounded values in two
+// steps.
+template <class Config, int kStep>
 __device__ __forceinline__ void store_gate_up_step(const KernelParams& params, const Finished& finished,
-                                                   const Staging& staging) {
-  constexpr int kGroup = kStep / 3;
-  constexpr int kPart = kStep % 3;
+                                                   const Staging<Config::kSlots>& staging) {
+  constexpr int kGroup = kStep / 4;
+  constexpr int kPart = kStep % 4;
+  constexpr int kTurn = 3 * kGroup + (kPart < 2 ? kPart : 2);
   const FragmentPlace place = fragment_place();
   const PackedColumns* group = finished.columns + 16 * kGroup;
-  const uint32_t slot = staging.acquire(kStep);
   if constexpr (kPart < 2) {
-    write_box(group + 8 * kPart, slot, place);
-    staging.publish(kStep, &params.out, {finished.n + kGroup * 128 + kPart * 64, finished.row, 0});
+    write_columns<0, 8>(group + 8 * kPart, staging.acquire(kTurn), place);
+    staging.publish(kTurn, &params.out, {finished.n + kGroup * 128 + kPart * 64, finished.row, 0});
   } else {
-    PackedColumns act[8];
+    constexpr int kHalf = kPart - 2;
+    const PackedColumns* gate = group + 8 * kHalf;
+    const PackedColumns* up = gate + 4;
+    PackedColumns act[4];
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      const PackedColumns gate = group[c / 4 * 8 + c % 4];
-      const PackedColumns up = group[c / 4 * 8 + c % 4 + 4];
-      act[c] = {scaled_swiglu_pair(gate.upper, up.upper, finished.prob_upper),
-                scaled_swiglu_pair(gate.lower, up.lower, finished.prob_lower)};
+    for (int c = 0; c < 4; ++c) {
+      act[c] = {scaled_swiglu_pair(gate[c].upper, up[c].upper, finished.prob_upper),
+                scaled_swiglu_pair(gate[c].lower, up[c].lower, finished.prob_lower)};
     }
-    write_box(act, slot, place);
-    staging.publish(kStep, &params.aux, {finished.n / 2 + kGroup * 64, finished.row, 0});
+    if constexpr (kHalf == 0) staging.acquire(kTurn);
+    write_columns<4 * kHalf, 4>(act, staging.slot(kTurn), place);
+    if constexpr (kHalf == 1) {
+      staging.publish(kTurn, &params.aux, {finished.n / 2 + kGroup * 64, finished.row, 0});
+    }
   }
 }
 
@@ -250,59 +268,129 @@ __device__ __forceinline__ float swiglu_gradient_pair(uint32_t dact, float prob,
   return low.dprob + high.dprob;
 }
 
-// Step s starts to load box s of gate_up and turns box s - 1, in place, into dgate_up: 64 columns, for 32 of
-// dact. The last step also finishes the row sums of dact silu(gate) up.
+// Features [16 kHalf, 16 kHalf + 16) of a box of gate_up, 32 features, turned in place into dgate_up.
+template <int kBox, int kHalf>
+__device__ __forceinline__ void turn_into_gradient(Finished& finished, uint32_t box) {
+  const FragmentPlace place = fragment_place();
+  const uint32_t gate_address = block_address(box, place.warp_row, 2 * kHalf, place.lane);
+  const uint32_t up_address = block_address(box, place.warp_row, 2 * kHalf + 4, place.lane);
+  MatrixBlock gate = load_block(gate_address);
+  MatrixBlock up = load_block(up_address);
+#pragma unroll
+  for (int side = 0; side < 2; ++side) {
+    const PackedColumns dact = finished.columns[kBox * 4 + 2 * kHalf + side];
+    finished.sum_upper +=
+        swiglu_gradient_pair(dact.upper, finished.prob_upper, gate.r[2 * side], up.r[2 * side]);
+    finished.sum_lower +=
+        swiglu_gradient_pair(dact.lower, finished.prob_lower, gate.r[2 * side + 1], up.r[2 * side + 1]);
+  }
+  store_block(gate_address, gate);
+  store_block(up_address, up);
+}
+
+// Row sums of dact silu(gate) up over the tile's columns.
+__device__ __forceinline__ void store_dprob_partials(const KernelParams& params, const Finished& finished) {
+  const FragmentPlace place = fragment_place();
+  float upper = finished.sum_upper;
+  float lower = finished.sum_lower;
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    upper += __shfl_xor_sync(0xFFFFFFFFu, upper, step);
+    lower += __shfl_xor_sync(0xFFFFFFFFu, lower, step);
+  }
+  if (place.pair == 0 && finished.n_tile < params.n_tiles) {
+    const int64_t row = finished.row + place.row;
+    params.partials[row * params.n_tiles + finished.n_tile] = upper;
+    params.partials[(row + 8) * params.n_tiles + finished.n_tile] = lower;
+  }
+}
+
+// Step 0 starts to load box 0 of gate_up; steps 2 b + 1 and 2 b + 2 turn the halves of box b, 64 columns for
+// 32 of dact, and the first of them starts to load the box after it.
 template <class Config, int kStep>
 __device__ __forceinline__ void store_dgate_up_step(const KernelParams& params, Finished& finished,
-                                                    const Staging& staging) {
-  constexpr int kBoxes = Config::kSteps - 1;
-  if (kStep < kBoxes && staging.leader()) {
-    staging.start_load(kStep, &params.aux, {2 * finished.n + kStep * 64, finished.row, 0});
+                                                    const Staging<Config::kSlots>& staging) {
+  constexpr int kBoxes = (Config::kSteps - 1) / 2;
+  constexpr int kLoad = (kStep + 1) / 2;
+  if (kStep % 2 == (kStep > 0) && kLoad < kBoxes && staging.leader()) {
+    staging.start_load(kLoad, &params.aux, {2 * finished.n + kLoad * 64, finished.row, 0});
   }
   if constexpr (kStep > 0) {
-    constexpr int kBox = kStep - 1;
-    const FragmentPlace place = fragment_place();
-    staging.wait_load(kBox);
-#pragma unroll
-    for (int c = 0; c < 4; c += 2) {
-      const uint32_t gate_address = block_address(staging.slot(kBox), place.warp_row, c, place.lane);
-      const uint32_t up_address = block_address(staging.slot(kBox), place.warp_row, c + 4, place.lane);
-      MatrixBlock gate = load_block(gate_address);
-      MatrixBlock up = load_block(up_address);
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const PackedColumns dact = finished.columns[kBox * 4 + c + side];
-        finished.sum_upper +=
-            swiglu_gradient_pair(dact.upper, finished.prob_upper, gate.r[2 * side], up.r[2 * side]);
-        finished.sum_lower +=
-            swiglu_gradient_pair(dact.lower, finished.prob_lower, gate.r[2 * side + 1], up.r[2 * side + 1]);
-      }
-      store_block(gate_address, gate);
-      store_block(up_address, up);
-    }
-    staging.publish(kBox, &params.out, {2 * finished.n + kBox * 64, finished.row, 0});
-  }
-  if constexpr (kStep == kBoxes) {
-    const FragmentPlace place = fragment_place();
-    float upper = finished.sum_upper;
-    float lower = finished.sum_lower;
-#pragma unroll
-    for (int step = 1; step < 4; step *= 2) {
-      upper += __shfl_xor_sync(0xFFFFFFFFu, upper, step);
-      lower += __shfl_xor_sync(0xFFFFFFFFu, lower, step);
-    }
-    if (place.pair == 0 && finished.n_tile < params.n_tiles) {
-      const int64_t row = finished.row + place.row;
-      params.partials[row * params.n_tiles + finished.n_tile] = upper;
-      params.partials[(row + 8) * params.n_tiles + finished.n_tile] = lower;
+    constexpr int kBox = (kStep - 1) / 2;
+    constexpr int kHalf = (kStep - 1) % 2;
+    if constexpr (kHalf == 0) staging.wait_load(kBox);
+    turn_into_gradient<kBox, kHalf>(finished, staging.slot(kBox));
+    if constexpr (kHalf == 1) {
+      staging.publish(kBox, &params.out, {2 * finished.n + kBox * 64, finished.row, 0});
+      if constexpr (kBox == kBoxes - 1) store_dprob_partials(params, finished);
     }
   }
+}
+
+// A box of 32 columns of dw in FP32. value(c, half): the two results of row `row` + 8 half, columns 8 c + 2
+// pair and its right neighbour.
+template <class Value>
+__device__ __forceinline__ void write_fp32_box(uint32_t box, Value value) {
+  const FragmentPlace place = fragment_place();
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint2 pair = value(c, half);
+      const uint32_t address =
+          swizzled_chunk(box, place.row + 8 * half, 2 * c + place.pair / 2) + place.pair % 2 * 8;
+      asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(pair.x), "r"(pair.y) : "memory");
+    }
+  }
+}
+
+// FP32: the left half of the warpgroup's tile, a box in every slot; keeps the accumulators of the right half.
+template <int kSlots>
+__device__ __forceinline__ void store_fp32_half(const KernelParams& params, bool live,
+                                                const float (&acc)[kAccumulators], Finished& finished,
+                                                const Staging<kSlots>& staging) {
+  const auto bits = [&](int i) { return live ? __float_as_uint(acc[i]) : 0u; };
+  staging.acquire_all();
+#pragma unroll
+  for (int box = 0; box < kSlots; ++box) {
+    write_fp32_box(staging.slot(box), [&](int c, int half) {
+      const int i = 4 * (box * 4 + c) + 2 * half;
+      return make_uint2(bits(i), bits(i + 1));
+    });
+  }
+#pragma unroll
+  for (int c = 0; c < kTileN / 8; ++c) {
+    const int i = kAccumulators / 2 + 2 * c;
+    finished.columns[c] = {bits(i), bits(i + 1)};
+  }
+  fence_async_shared();
+  staging.sync();
+  if (!staging.leader()) return;
+#pragma unroll
+  for (int box = 0; box < kSlots; ++box) {
+    staging.store(box, &params.out, {finished.n + box * 32, finished.row, finished.expert},
+                  params.accumulate);
+  }
+}
+
+// A box of the right half.
+template <class Config, int kStep>
+__device__ __forceinline__ void store_fp32_step(const KernelParams& params, const Finished& finished,
+                                                const Staging<Config::kSlots>& staging) {
+  constexpr int kTurn = Config::kSlots + kStep;
+  static_assert(Config::kSlots + Config::kSteps == kTileN / 32);
+  write_fp32_box(staging.acquire(kTurn), [&](int c, int half) {
+    const PackedColumns& pair = finished.columns[2 * (kStep * 4 + c) + half];
+    return make_uint2(pair.upper, pair.lower);
+  });
+  staging.publish(kTurn, &params.out, {finished.n + kTurn * 32, finished.row, finished.expert},
+                  params.accumulate);
 }
 
 // One step of the epilogue.
 template <class Config, int kStep>
 __device__ __forceinline__ void finish_step(const KernelParams& params, Finished& finished,
-                                            const Staging& staging) {
+                                            const Staging<Config::kSlots>& staging) {
   // Hides from the compiler that these do not change in the loop over k: it would compute everything that
   // follows from them ahead of that loop, and spill it.
 #pragma unroll
@@ -310,9 +398,11 @@ __device__ __forceinline__ void finish_step(const KernelParams& params, Finished
     asm volatile("" : "+r"(finished.columns[c].upper), "+r"(finished.columns[c].lower));
   }
   if constexpr (Config::kProduct == Product::kGateUp) {
-    store_gate_up_step<kStep>(params, finished, staging);
+    store_gate_up_step<Config, kStep>(params, finished, staging);
   } else if constexpr (Config::kProduct == Product::kDownDgrad) {
     store_dgate_up_step<Config, kStep>(params, finished, staging);
+  } else if constexpr (Config::kFp32) {
+    store_fp32_step<Config, kStep>(params, finished, staging);
   } else {
     store_bf16_step<Config, kStep>(params, finished, staging);
   }
@@ -320,7 +410,7 @@ __device__ __forceinline__ void finish_step(const KernelParams& params, Finished
 
 template <class Config, int kStep = 0>
 __device__ __forceinline__ void finish_step(int step, const KernelParams& params, Finished& finished,
-                                            const Staging& staging) {
+                                            const Staging<Config::kSlots>& staging) {
   if constexpr (kStep < Config::kSteps) {
     if (step == kStep) {
       finish_step<Config, kStep>(params, finished, staging);
@@ -332,35 +422,10 @@ __device__ __forceinline__ void finish_step(int step, const KernelParams& params
 
 template <class Config, int kStep = 0>
 __device__ __forceinline__ void finish_all(const KernelParams& params, Finished& finished,
-                                           const Staging& staging) {
+                                           const Staging<Config::kSlots>& staging) {
   if constexpr (kStep < Config::kSteps) {
     finish_step<Config, kStep>(params, finished, staging);
     finish_all<Config, kStep + 1>(params, finished, staging);
-  }
-}
-
-// dw in FP32: boxes of 32 columns.
-__device__ __forceinline__ void store_fp32(const KernelParams& params, const Tile& tile, int warpgroup,
-                                           bool live, const float (&acc)[kAccumulators],
-                                           const Staging& staging) {
-  const FragmentPlace place = fragment_place();
-  const int row = tile.m + warpgroup * kBoxRows;
-#pragma unroll
-  for (int box = 0; box < kTileN / 32; ++box) {
-    const uint32_t slot = staging.acquire(box);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float* d = acc + 4 * (box * 4 + c) + 2 * half;
-        const uint32_t address =
-            swizzled_chunk(slot, place.row + 8 * half, 2 * c + place.pair / 2) + place.pair % 2 * 8;
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(live ? d[0] : 0.0f),
-                     "f"(live ? d[1] : 0.0f)
-                     : "memory");
-      }
-    }
-    staging.publish(box, &params.out, {tile.n + box * 32, row, tile.expert}, params.accumulate);
   }
 }
 

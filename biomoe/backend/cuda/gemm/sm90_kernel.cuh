@@ -7,30 +7,37 @@
 namespace biomoe::cuda::sm90 {
 
 // Stage and phase of the operand ring.
+template <class Config>
 struct RingState {
   int stage = 0;
   uint32_t phase = 0;
 
   __device__ void advance() {
-    if (++stage == kStages) {
+    if (++stage == Config::kStages) {
       stage = 0;
       phase ^= 1;
     }
   }
+  __device__ int last() const { return stage == 0 ? Config::kStages - 1 : stage - 1; }
 };
 
+template <class Config>
 struct SharedLayout {
   uint32_t base;
 
   __device__ uint32_t stage(int stage) const { return base + stage * kStageBytes; }
-  __device__ uint32_t full(int stage) const { return base + kBarrierOffset + stage * 8; }
-  __device__ uint32_t empty(int stage) const { return full(kStages + stage); }
+  __device__ uint32_t full(int stage) const { return base + Config::kBarrierOffset + stage * 8; }
+  __device__ uint32_t empty(int stage) const { return full(Config::kStages + stage); }
   __device__ uint32_t staging(int warpgroup) const {
-    return base + kStagingOffset + warpgroup * kSlots * kBoxBytes;
+    return base + Config::kStagingOffset + warpgroup * Config::kSlots * kBoxBytes;
   }
-  __device__ uint32_t loaded(int warpgroup) const { return full(2 * kStages + warpgroup * kSlots); }
-  __device__ uint32_t arrived(int warpgroup) const { return base + kArrivedOffset + warpgroup * 4; }
-  __device__ TileQueue tiles() const { return {base + kTilesOffset, full(2 * kStages + 2 * kSlots)}; }
+  __device__ uint32_t loaded(int warpgroup) const {
+    return full(2 * Config::kStages + warpgroup * Config::kSlots);
+  }
+  __device__ uint32_t arrived(int warpgroup) const { return base + Config::kArrivedOffset + warpgroup * 4; }
+  __device__ TileQueue tiles() const {
+    return {base + Config::kTilesOffset, full(2 * Config::kStages + 2 * Config::kSlots)};
+  }
 };
 
 template <class Config>
@@ -81,11 +88,11 @@ __device__ __forceinline__ void load_stage(const KernelParams& params, const Til
 
 // The producer: one thread.
 template <class Config>
-__device__ __forceinline__ void produce(const KernelParams& params, const SharedLayout& shared,
+__device__ __forceinline__ void produce(const KernelParams& params, const SharedLayout<Config>& shared,
                                         TileWalker<Config> walker, int rank) {
   tma_prefetch_map(&params.a);
   tma_prefetch_map(&params.b);
-  RingState ring;
+  RingState<Config> ring;
   TileQueue tiles = shared.tiles();
   for (;; walker.next()) {
     const Tile tile = walker.tile();
@@ -103,7 +110,7 @@ __device__ __forceinline__ void produce(const KernelParams& params, const Shared
 
 // Tells the producers of the cluster that this warp no longer reads a stage.
 template <class Config>
-__device__ __forceinline__ void release_stage(const SharedLayout& shared, int stage) {
+__device__ __forceinline__ void release_stage(const SharedLayout<Config>& shared, int stage) {
   const int lane = threadIdx.x % 32;
   if constexpr (Config::kCluster == 1) {
     if (lane == 0) mbarrier_arrive(shared.empty(stage));
@@ -115,10 +122,11 @@ __device__ __forceinline__ void release_stage(const SharedLayout& shared, int st
 // Waits until the stage is filled, hands it to `use`, and releases the one before, which `use` has finished
 // with.
 template <class Config, class Use>
-__device__ __forceinline__ void pass_stage(const SharedLayout& shared, RingState& ring, bool first, Use use) {
+__device__ __forceinline__ void pass_stage(const SharedLayout<Config>& shared, RingState<Config>& ring,
+                                           bool first, Use use) {
   mbarrier_wait(shared.full(ring.stage), ring.phase);
   use(shared.stage(ring.stage));
-  if (!first) release_stage<Config>(shared, ring.stage == 0 ? kStages - 1 : ring.stage - 1);
+  if (!first) release_stage<Config>(shared, ring.last());
   ring.advance();
 }
 
@@ -142,9 +150,9 @@ __device__ __forceinline__ void multiply_stage(uint32_t stage, int warpgroup, fl
 // Products of one tile into the accumulators. between(k_block) is called with the products of that block in
 // flight, except for the first; issued() with those of the last.
 template <class Config, class Between, class Issued>
-__device__ __forceinline__ void multiply(const SharedLayout& shared, int k_blocks, int warpgroup,
-                                         RingState& ring, float (&acc)[kAccumulators], Between between,
-                                         Issued issued) {
+__device__ __forceinline__ void multiply(const SharedLayout<Config>& shared, int k_blocks, int warpgroup,
+                                         RingState<Config>& ring, float (&acc)[kAccumulators],
+                                         Between between, Issued issued) {
   pass_stage<Config>(shared, ring, true,
                      [&](uint32_t stage) { multiply_stage<Config, false>(stage, warpgroup, acc); });
   for (int k_block = 1; k_block < k_blocks; ++k_block) {
@@ -157,16 +165,38 @@ __device__ __forceinline__ void multiply(const SharedLayout& shared, int k_block
   pin_registers(acc);
 }
 
+// When the steps of a pending epilogue run: evenly over the blocks of k of the next tile, and the two
+// warpgroups by turns, so that the products of one keep the tensor cores busy during a step of the other.
+template <class Config>
+struct StepSchedule {
+  int step = Config::kSteps;  // next one; kSteps: none is pending
+  int at = 0;                 // block of k that it follows
+  int period = 0;
+
+  __device__ bool due(int k_block) const { return step < Config::kSteps && k_block == at; }
+
+  // k_blocks > kSteps: every step finds a block.
+  __device__ void start(int k_blocks, int warpgroup) {
+    step = 0;
+    period = (k_blocks - 1) / Config::kSteps;
+    at = 1 + warpgroup * (period / 2);
+  }
+  __device__ int next() {
+    at += period;
+    return step++;
+  }
+};
+
 // A consumer warpgroup: rows [64 w, 64 w + 64) of every tile. The epilogue of a tile runs between the
 // products of the next one.
 template <class Config>
-__device__ __forceinline__ void consume(const KernelParams& params, const SharedLayout& shared,
+__device__ __forceinline__ void consume(const KernelParams& params, const SharedLayout<Config>& shared,
                                         int warpgroup) {
-  const Staging staging(shared.staging(warpgroup), shared.loaded(warpgroup), warpgroup);
-  RingState ring;
+  const Staging<Config::kSlots> staging(shared.staging(warpgroup), shared.loaded(warpgroup), warpgroup);
+  RingState<Config> ring;
   float acc[kAccumulators];
   Finished finished;
-  int step = Config::kSteps;  // next one of the pending epilogue
+  StepSchedule<Config> schedule;
   TileQueue tiles = shared.tiles();
   Tile tile = tiles.pop();
   bool live = tile.k_blocks > 0 && tile.live_rows > warpgroup * kBoxRows;
@@ -177,8 +207,7 @@ __device__ __forceinline__ void consume(const KernelParams& params, const Shared
       multiply<Config>(
           shared, tile.k_blocks, warpgroup, ring, acc,
           [&](int k_block) {
-            if (Config::kDeferred && step < Config::kSteps && k_block % Config::kStepPeriod == 0)
-              finish_step<Config>(step++, params, finished, staging);
+            if (schedule.due(k_block)) finish_step<Config>(schedule.next(), params, finished, staging);
           },
           look_ahead);
     } else {  // padding only: the stages still pass
@@ -187,24 +216,23 @@ __device__ __forceinline__ void consume(const KernelParams& params, const Shared
       }
       look_ahead();
     }
-    if (tile.k_blocks > 0) release_stage<Config>(shared, ring.stage == 0 ? kStages - 1 : ring.stage - 1);
-    if constexpr (Config::kDeferred) {
-      bool whole = true;
-      if (Config::kSplit && live && tile.parts > 1) {
-        whole = sum_parts(params, tile, warpgroup, shared.arrived(warpgroup), acc, finished);
-      } else {
-        pack_result(live, acc, finished);
-      }
-      place_result<Config>(params, tile, warpgroup, finished);
-      step = whole ? 0 : Config::kSteps;
+    if (tile.k_blocks > 0) release_stage<Config>(shared, ring.last());
+    place_result<Config>(params, tile, warpgroup, finished);
+    bool whole = true;
+    if (Config::kSplit && live && tile.parts > 1) {
+      whole = sum_parts(params, tile, warpgroup, shared.arrived(warpgroup), acc, finished);
+    } else if constexpr (Config::kFp32) {
+      store_fp32_half(params, live, acc, finished, staging);
     } else {
-      store_fp32(params, tile, warpgroup, live, acc, staging);
+      pack_result(live, acc, finished);
     }
     live = upcoming.k_blocks > 0 && upcoming.live_rows > warpgroup * kBoxRows;
-    if (Config::kDeferred && step == 0 &&
-        (!live || upcoming.k_blocks <= Config::kSteps * Config::kStepPeriod)) {
-      finish_all<Config>(params, finished, staging);
-      step = Config::kSteps;
+    if (whole) {
+      if (live && upcoming.k_blocks > Config::kSteps) {
+        schedule.start(upcoming.k_blocks, warpgroup);
+      } else {
+        finish_all<Config>(params, finished, staging);
+      }
     }
     tile = upcoming;
   }
@@ -216,16 +244,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     grouped_gemm_kernel(const __grid_constant__ KernelParams params) {
   extern __shared__ uint8_t shared_bytes[];
   uint8_t* aligned = shared_bytes + (1024 - shared_address(shared_bytes) % 1024) % 1024;
-  const SharedLayout shared{shared_address(aligned)};
-  int32_t* unit_begin = reinterpret_cast<int32_t*>(aligned + kUnitsOffset);
+  const SharedLayout<Config> shared{shared_address(aligned)};
+  int32_t* unit_begin = reinterpret_cast<int32_t*>(aligned + Config::kUnitsOffset);
   const int rank = Config::kCluster == 1 ? 0 : static_cast<int>(cluster_block_rank());
 
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) {
+    for (int stage = 0; stage < Config::kStages; ++stage) {
       mbarrier_init(shared.full(stage), 1);
       mbarrier_init(shared.empty(stage), kConsumerWarps * Config::kCluster);
     }
-    for (int slot = 0; slot < 2 * kSlots; ++slot) mbarrier_init(shared.loaded(0) + slot * 8, 1);
+    for (int slot = 0; slot < 2 * Config::kSlots; ++slot) mbarrier_init(shared.loaded(0) + slot * 8, 1);
     shared.tiles().init();
     fence_mbarrier_init();
   }
