@@ -17,7 +17,10 @@ void print_plan(const nlohmann::json& plan, const RunMemory& memory, const std::
              plan["parameters"].get<int64_t>(), plan["active_parameters"].get<int64_t>(),
              plan["tokens_per_micro_batch"].get<int64_t>(), plan["micro_batches"].get<int64_t>());
   for (const MemoryRow& row : memory.rows) fmt::print("{:<24} {:>16} bytes\n", row.name, row.bytes);
-  fmt::print("{:<24} {:>16} bytes\n", "total", memory.total());
+  fmt::print("{:<24} {:>16} bytes{}\n", "total", memory.total(),
+             memory.gpu_rows.empty() ? "" : " on the host");
+  for (const MemoryRow& row : memory.gpu_rows) fmt::print("{:<24} {:>16} bytes\n", row.name, row.bytes);
+  if (!memory.gpu_rows.empty()) fmt::print("{:<24} {:>16} bytes on the GPU\n", "total", memory.gpu_total());
   if (!missing_data.empty()) fmt::print("without the sequences: {}\n", missing_data);
   const nlohmann::json& time = plan["step_time"];
   fmt::print(
@@ -46,6 +49,8 @@ void run(const ConfigOptions& options, const std::string& json_path) {
   const StepTime time = estimate_step_time(config);
   nlohmann::json rows = nlohmann::json::object();
   for (const MemoryRow& row : memory.rows) rows[row.name] = row.bytes;
+  nlohmann::json gpu_rows = nlohmann::json::object();
+  for (const MemoryRow& row : memory.gpu_rows) gpu_rows[row.name] = row.bytes;
   const nlohmann::json plan = {{"version", kVersion},
                                {"device", "cpu"},
                                {"parameters", parameters.num_parameters()},

@@ -9,6 +9,17 @@ else
   if ((jobs < 1)); then jobs=1; fi
 fi
 
+# Build folders share what they compile alike: the cache sees paths relative to them.
+export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
+
+# have_cuda_toolkit: whether the GPU backend can be compiled here. have_gpu: whether it can run.
+have_cuda_toolkit() {
+  command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]
+}
+have_gpu() {
+  command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU
+}
+
 # configure_preset NAME: cmake's report goes to build/NAME-configure.log and is shown when it fails.
 configure_preset() {
   mkdir -p build

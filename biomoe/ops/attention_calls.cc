@@ -10,6 +10,10 @@
 namespace biomoe::cuda {
 namespace {
 
+// Backward keeps sums for max_seqlen rows of every sequence of a call: of all tokens this many times at most,
+// but for one sequence.
+constexpr int64_t kRowsOfCall = 2;
+
 constexpr int64_t kTile = 128;  // of queries or keys, the largest in cuDNN's kernels
 
 // Up to 1/8 more: a few plans serve all lengths.
@@ -51,6 +55,9 @@ AttentionCalls attention_calls(const AttentionShape& shape, int64_t sequences, i
   const int64_t longest = std::min(shape.max_seqlen, tokens);
   if (!cut_to_memory) {
     calls.max_seqlen = round_length(longest);
+    const int64_t fit = std::max<int64_t>(1, kRowsOfCall * calls.max_tokens / calls.max_seqlen);
+    calls.sequences = std::min(calls.sequences, power_below(fit));
+    calls.count = (sequences + calls.sequences - 1) / calls.sequences;
     return calls;
   }
   calls.max_seqlen = (longest + kTile - 1) / kTile * kTile;
@@ -85,12 +92,13 @@ size_t attention_scratch_bytes(const AttentionShape& shape, int64_t tokens, bool
   const AttentionCalls cut = attention_calls(shape, tokens, tokens, deterministic);
   const size_t lists = std::max(AttentionLists(whole).bytes(), AttentionLists(cut).bytes());
   const int64_t query_width = shape.num_heads * shape.head_dim;
-  const int64_t qkv_width = query_width + 2 * shape.num_key_value_heads * shape.head_dim;
-  // fp32 for each token: dk and dv of every query head before these are added up, the sum of dout * out, and
-  // dq in rows as far apart as those of the qkv matrix.
+  // fp32 for each row: dk and dv of every query head before these are added up, the sum of dout * out, and
+  // dq.
   const bool grouped = shape.num_heads != shape.num_key_value_heads;
-  const int64_t row = (grouped ? 2 * query_width : 0) + shape.num_heads + (deterministic ? 0 : qkv_width);
-  const size_t sums = static_cast<size_t>(whole.max_tokens * row) * sizeof(float);
+  const int64_t row = (grouped ? 2 * query_width : 0) + shape.num_heads + (deterministic ? 0 : query_width);
+  const int64_t rows =
+      deterministic ? whole.max_tokens : std::max(kRowsOfCall * whole.max_tokens, whole.max_seqlen);
+  const size_t sums = static_cast<size_t>(rows * row) * sizeof(float);
   const auto scores =
       static_cast<size_t>(deterministic ? score_limit(shape, cut.max_seqlen, cut.max_tokens) : int64_t{0});
   constexpr size_t kLibrary = size_t{64} << 20;  // what cuDNN takes besides; the request itself is checked

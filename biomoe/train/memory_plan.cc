@@ -6,8 +6,10 @@
 #include "biomoe/core/system_memory.h"
 #include "biomoe/data/batch.h"
 #include "biomoe/model/model.h"
+#include "biomoe/ops/device.h"
 #include "biomoe/optim/optimizer.h"
 #include "biomoe/train/evaluation.h"
+#include "biomoe/train/model_image.h"
 #include "biomoe/train/trainer.h"
 
 namespace biomoe {
@@ -21,6 +23,12 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 // Measured on x86-64, Debian 12.
 constexpr uint64_t kProgramBytes = 19 * kMiB / 2;
 constexpr uint64_t kThreadBytes = kMiB / 2;
+
+// On the GPU, measured on an H200 with driver 580 as the memory in use beyond what is allocated here: the
+// driver's context and the kernels of this program, cuBLASLt and cuDNN. On the host, the driver's own memory.
+constexpr uint64_t kGpuContextBytes = 700 * kMiB;
+constexpr uint64_t kGpuWorkspaceBytes = 160 * kMiB;
+constexpr uint64_t kGpuHostBytes = 500 * kMiB;
 
 // The copy that async_save writes from: weights and both moments.
 uint64_t staging_bytes(const ParameterList& parameters) {
@@ -66,17 +74,55 @@ void refuse_absurd_sizes(const RunConfig& config) {
 
 }  // namespace
 
-uint64_t RunMemory::total() const {
+namespace {
+
+uint64_t sum_of(const std::vector<MemoryRow>& rows) {
   uint64_t bytes = 0;
   for (const MemoryRow& row : rows) bytes += row.bytes;
   return bytes;
 }
 
+constexpr const char* kSmallerModel = "a smaller model (config_kwargs)";
+
+// What lies in the memory of the device: rows of the host where that is the CPU.
+std::vector<MemoryRow> device_rows(const RunConfig& config, const ParameterList& parameters, Device device) {
+  const ModelMemory model = plan_model_memory(config.model, planned_limits(config, true, device));
+  const OptimizerMemory optimizer =
+      Optimizer::plan_memory(parameters, {.device = device, .states = config.optimizer_states});
+  std::vector<MemoryRow> rows{
+      {"weights", model.weights, kSmallerModel},
+      {"gradients", model.gradients, kSmallerModel},
+      {"optimiser moments", optimizer.moments + optimizer.exchange, kSmallerModel},
+      {"activations", model.saved_activations,
+       fmt::format("dataset.token_micro_batch_size below {} (with more grad_acc_steps), or "
+                   "recompute_layers up to {}",
+                   config.dataset.token_micro_batch_size, config.model.num_hidden_layers)},
+      {"scratch and tables", model.workspace, "a smaller dataset.max_seq_length or num_threads"}};
+  if (device == Device::kCpu) return rows;
+  rows.push_back({"fp32 masters", optimizer.masters, "optimizer_states=bf16"});
+  rows.push_back({"workspace of products", kGpuWorkspaceBytes, ""});
+  rows.push_back({"driver and kernels", kGpuContextBytes, ""});
+  return rows;
+}
+
+}  // namespace
+
+uint64_t RunMemory::total() const {
+  return sum_of(rows);
+}
+
+uint64_t RunMemory::gpu_total() const {
+  return sum_of(gpu_rows);
+}
+
+Device planned_device(DeviceChoice choice) {
+  return choice == DeviceChoice::kCuda ? Device::kCuda : resolved_device(choice);
+}
+
 RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
   refuse_absurd_sizes(config);
   const ParameterList parameters(config.model);
-  const ModelLimits limits = model_limits(config, true);
-  const ModelMemory model = plan_model_memory(config.model, limits);
+  const Device device = planned_device(config.device);
   const DataConfig& data = config.dataset;
   const bool staged = config.checkpoint.async_save && config.checkpoint.save_every_n_steps > 0;
   const WindowIndex elsewhere = dataset ? WindowIndex() : one_window(data);
@@ -89,39 +135,55 @@ RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
   } else if (!dataset && (data.validation_fraction > 0 || !data.validation_path.empty())) {
     validation = validation_bytes(data, elsewhere);
   }
-  const auto threads = static_cast<uint64_t>(limits.num_threads + data.num_workers + (staged ? 1 : 0));
-  const char* smaller_model = "a smaller model (config_kwargs)";
-  return {{{"weights", model.weights, smaller_model},
-           {"gradients", model.gradients, smaller_model},
-           {"optimiser moments", Optimizer::plan_memory(parameters, {}).total(), smaller_model},
-           {"activations", model.saved_activations,
-            fmt::format("dataset.token_micro_batch_size below {} (with more grad_acc_steps), or "
-                        "recompute_layers up to {}",
-                        data.token_micro_batch_size, config.model.num_hidden_layers)},
-           {"scratch and tables", model.workspace, "a smaller dataset.max_seq_length or num_threads"},
-           {"checkpoint copy", staged ? staging_bytes(parameters) : 0, "checkpoint.async_save=false"},
-           {"sequences", dataset ? dataset_bytes(*dataset) : 0, "fewer sequences in dataset.path"},
-           {"batches", batches,
-            "a smaller dataset.token_micro_batch_size, grad_acc_steps or dataset.num_workers"},
-           {"validation", validation, "fewer records held out"},
-           {"program and threads", kProgramBytes + threads * kThreadBytes, "a smaller num_threads"}}};
+  const auto threads =
+      static_cast<uint64_t>(resolved_threads(config.num_threads) + data.num_workers + (staged ? 1 : 0));
+  RunMemory memory;
+  if (device == Device::kCpu) {
+    memory.rows = device_rows(config, parameters, device);
+  } else {
+    memory.gpu_rows = device_rows(config, parameters, device);
+    memory.rows = {{"model on the host", ModelImage::planned_bytes(parameters, device, true), kSmallerModel},
+                   {"driver on the host", kGpuHostBytes, ""}};
+  }
+  memory.rows.insert(
+      memory.rows.end(),
+      {{"checkpoint copy", staged ? staging_bytes(parameters) : 0, "checkpoint.async_save=false"},
+       {"sequences", dataset ? dataset_bytes(*dataset) : 0, "fewer sequences in dataset.path"},
+       {"batches", batches,
+        "a smaller dataset.token_micro_batch_size, grad_acc_steps or dataset.num_workers"},
+       {"validation", validation, "fewer records held out"},
+       {"program and threads", kProgramBytes + threads * kThreadBytes, "a smaller num_threads"}});
+  return memory;
 }
 
-void require_memory(const RunMemory& memory, uint64_t held, uint64_t available) {
-  const uint64_t total = memory.total();
+namespace {
+
+void require_rows(const std::vector<MemoryRow>& rows, const char* where, uint64_t held, uint64_t available) {
+  const uint64_t total = sum_of(rows);
   if (total - std::min(total, held) <= available) return;
   std::string list;
-  const MemoryRow* largest = &memory.rows.front();
-  for (const MemoryRow& row : memory.rows) {
+  const MemoryRow* largest = &rows.front();
+  for (const MemoryRow& row : rows) {
     if (row.bytes > 0) list += fmt::format("{}{} {}", list.empty() ? "" : ", ", row.name, row.bytes);
     if (row.bytes > largest->bytes) largest = &row;
   }
-  throw user_error("the run needs {} bytes of memory and {} are there ({}); most are {}: choose {}", total,
-                   available + std::min(total, held), list, largest->name, largest->remedy);
+  throw user_error("the run needs {} bytes of {} and {} are there ({}); most are {}: choose {}", total, where,
+                   available + std::min(total, held), list, largest->name,
+                   largest->remedy.empty() ? "a smaller run" : largest->remedy);
+}
+
+}  // namespace
+
+void require_memory(const RunMemory& memory, uint64_t held, uint64_t available) {
+  require_rows(memory.rows, "memory", held, available);
 }
 
 void require_memory_for(const RunConfig& config, const Dataset& dataset) {
-  require_memory(plan_run_memory(config, &dataset), resident_memory(), available_memory());
+  const RunMemory memory = plan_run_memory(config, &dataset);
+  require_memory(memory, resident_memory(), available_memory());
+  if (!memory.gpu_rows.empty()) {
+    require_rows(memory.gpu_rows, "GPU memory", 0, device_info(Device::kCuda).free_bytes);
+  }
 }
 
 }  // namespace biomoe

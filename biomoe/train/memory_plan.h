@@ -17,8 +17,10 @@ struct MemoryRow {
 };
 
 struct RunMemory {
-  std::vector<MemoryRow> rows;
+  std::vector<MemoryRow> rows;      // of the host
+  std::vector<MemoryRow> gpu_rows;  // empty where the run is on the CPU
   uint64_t total() const;
+  uint64_t gpu_total() const;
 };
 
 // Most resident bytes that training with `config` (vocab_size resolved) has at any time. Each row comes from
@@ -26,6 +28,9 @@ struct RunMemory {
 // elsewhere) the sequences count as nothing and validation as present when it is configured. Sequences
 // spilled to a file are not counted: the system drops their pages when it needs room.
 RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset);
+
+// The device that a plan is for: the one asked for, here or not; auto: the one a run would take here.
+Device planned_device(DeviceChoice choice);
 
 // Throws user_error, with the bytes by category and what to change, when `memory` exceeds `available` bytes.
 // `held` of the planned bytes are resident in this process already, so `available` does not hold them.

@@ -29,17 +29,21 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-ModelLimits model_limits(const RunConfig& config, bool training) {
+ModelLimits planned_limits(const RunConfig& config, bool training, Device device) {
   return {.max_tokens = config.dataset.token_micro_batch_size,
           .max_seqlen = config.dataset.max_seq_length,
           .num_threads = resolved_threads(config.num_threads),
           .training = training,
           .recompute_layers = config.recompute_layers,
-          .expert_ffn_mode =
-              resolved_expert_ffn_mode(config.expert_ffn_mode, resolved_device(config.device), config.model),
-          .device = resolved_device(config.device),
+          .device = device,
           .micro_batches = config.grad_acc_steps,
           .deterministic = config.deterministic};
+}
+
+ModelLimits model_limits(const RunConfig& config, bool training) {
+  ModelLimits limits = planned_limits(config, training, resolved_device(config.device));
+  limits.expert_ffn_mode = resolved_expert_ffn_mode(config.expert_ffn_mode, limits.device, config.model);
+  return limits;
 }
 
 Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds)

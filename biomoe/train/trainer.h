@@ -21,8 +21,10 @@
 
 namespace biomoe {
 
-// Sizes that a run's memory is planned for.
+// Sizes that a run's memory is planned for, on the device that the configuration resolves to here.
 ModelLimits model_limits(const RunConfig& config, bool training);
+// The same on a device that need not be here.
+ModelLimits planned_limits(const RunConfig& config, bool training, Device device);
 
 struct TrainSummary {
   int64_t steps = 0;

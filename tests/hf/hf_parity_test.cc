@@ -3,74 +3,15 @@
 // gradients and updated weights.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <regex>
-
-#include "biomoe/checkpoint/hf_config.h"
 #include "biomoe/checkpoint/hf_import.h"
-#include "biomoe/checkpoint/safetensors.h"
 #include "biomoe/model/model.h"
 #include "biomoe/optim/optimizer.h"
+#include "tests/hf/hf_golden.h"
 
 namespace biomoe {
 namespace {
 
-namespace fs = std::filesystem;
-
-std::vector<fs::path> golden_folders() {
-  const char* from_environment = std::getenv("BIOMOE_HF_GOLDENS");
-  const fs::path root =
-      from_environment ? fs::path(from_environment) : fs::path(BIOMOE_TEST_DATA) / "goldens/hf";
-  std::vector<fs::path> folders;
-  std::error_code error;  // a folder that cannot be read leaves none, which CasesAreThere reports
-  for (const auto& entry : fs::directory_iterator(root, error)) {
-    if (fs::exists(entry.path() / "golden.safetensors")) folders.push_back(entry.path());
-  }
-  std::sort(folders.begin(), folders.end());
-  return folders;
-}
-
-std::vector<float> read_values(const SafetensorsFile& file, const std::string& name) {
-  const SafetensorsEntry& entry = file.at(name);
-  std::vector<float> values(static_cast<size_t>(entry.num_elements()));
-  file.read_f32(entry, values.data());
-  return values;
-}
-
-// The part of our parameters that a checkpoint's tensor of this name holds.
-struct Slice {
-  const ParamSpec* spec = nullptr;
-  int64_t offset = 0;  // elements from the start of the parameter
-};
-
-Slice slice_of(const ParameterList& parameters, const ModelConfig& config, const std::string& name) {
-  static const std::regex expert(
-      R"((model\.layers\.\d+)\.block_sparse_moe\.experts\.(\d+)\.w([123])\.weight)");
-  std::smatch match;
-  const int64_t D = config.hidden_size, F = config.intermediate_size;
-  if (std::regex_match(name, match, expert)) {
-    const int64_t e = std::stoll(match[2]);
-    if (match[3] == "2") return {&parameters.find(match[1].str() + ".mlp.experts.down_proj"), e * D * F};
-    const int64_t half = match[3] == "3" ? 1 : 0;
-    return {&parameters.find(match[1].str() + ".mlp.experts.gate_up_proj"), (2 * e + half) * F * D};
-  }
-  if (name == "lm_head.weight" && config.tie_word_embeddings)
-    return {&parameters.find("model.embed_tokens.weight"), 0};
-  return {&parameters.find(std::regex_replace(name, std::regex("block_sparse_moe.gate"), "mlp.gate")), 0};
-}
-
-double relative_error(const float* got, const std::vector<float>& want) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    const double d = static_cast<double>(got[i]) - static_cast<double>(want[i]);
-    difference += d * d;
-    norm += static_cast<double>(want[i]) * static_cast<double>(want[i]);
-  }
-  return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
-}
+using namespace test;
 
 // Every golden tensor PREFIX.NAME against the same place of `arena`; returns how many were compared.
 int64_t expect_arena_matches(const SafetensorsFile& golden, const std::string& prefix, const Model& model,
@@ -85,26 +26,6 @@ int64_t expect_arena_matches(const SafetensorsFile& golden, const std::string& p
     compared += entry.num_elements();
   }
   return compared;
-}
-
-// Input ids [B, S] as one packed batch; the last token of a row has no target.
-Batch batch_of(const SafetensorsFile& golden) {
-  const SafetensorsEntry& entry = golden.at("input_ids");
-  std::vector<int64_t> ids(static_cast<size_t>(entry.num_elements()));
-  golden.read(entry, ids.data());
-  const int64_t rows = entry.shape[0], length = entry.shape[1];
-  Batch batch;
-  for (int64_t i = 0; i < rows * length; ++i) {
-    const bool last = (i + 1) % length == 0;
-    batch.tokens.push_back(static_cast<int32_t>(ids[static_cast<size_t>(i)]));
-    batch.targets.push_back(last ? kIgnoreTarget : static_cast<int32_t>(ids[static_cast<size_t>(i) + 1]));
-    batch.loss_weights.push_back(last ? 0.0f : 1.0f);
-    batch.positions.push_back(static_cast<int32_t>(i % length));
-    if (last) batch.cu_seqlens.push_back(static_cast<int32_t>(i + 1));
-  }
-  batch.valid_targets = rows * (length - 1);
-  batch.target_weight = static_cast<double>(batch.valid_targets);
-  return batch;
 }
 
 struct Losses {
@@ -196,9 +117,8 @@ TEST_P(HfParity, LogitsLossesGradientsAndUpdates) {
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HfParity);
-INSTANTIATE_TEST_SUITE_P(Goldens, HfParity, ::testing::ValuesIn(golden_folders()), [](const auto& instance) {
-  return std::regex_replace(instance.param.filename().string(), std::regex("[^A-Za-z0-9]"), "_");
-});
+INSTANTIATE_TEST_SUITE_P(Goldens, HfParity, ::testing::ValuesIn(golden_folders()),
+                         [](const auto& instance) { return case_name(instance.param); });
 
 }  // namespace
 }  // namespace biomoe

@@ -125,8 +125,13 @@ std::shared_ptr<fe::graph::Graph> forward_graph(const AttentionGraphKey& key) {
 std::shared_ptr<fe::graph::Graph> backward_graph(const AttentionGraphKey& key) {
   GraphMaker maker(key);
   auto attributes = maker.attributes<fe::graph::SDPA_backward_attributes>("attention_backward");
-  // Without these the fp32 sums would have max_seqlen rows for every sequence.
-  attributes.set_max_total_seq_len_q(key.max_tokens).set_max_total_seq_len_kv(key.max_tokens);
+  // With the total length given, the sums of dk and dv lie as close as the tokens do. So would those of dq in
+  // the other algorithm, but with several sequences in a call cuDNN 9.19 then gives a wrong dq (seen on an
+  // H200): there every sequence gets max_seqlen rows, and attention_calls bounds how many sequences a call
+  // has.
+  if (key.deterministic) {
+    attributes.set_max_total_seq_len_q(key.max_tokens).set_max_total_seq_len_kv(key.max_tokens);
+  }
   attributes.set_deterministic_algorithm(key.deterministic);
   const Tensor q = maker.input(kAttentionQ), k = maker.input(kAttentionK), v = maker.input(kAttentionV);
   const Tensor out = maker.input(kAttentionOut), dout = maker.input(kAttentionDout);
