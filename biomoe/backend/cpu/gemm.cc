@@ -14,7 +14,7 @@ void gemm(Context& ctx, const GemmArgs& args) {
                   .columns = args.c.shape[1],
                   .inner = args.a.shape[args.transpose_a ? 0 : 1],
                   .accumulate = args.accumulate};
-  const Tiling tiling = tile_product(c.rows, c.columns, c.inner);
+  const Tiling tiling = tile_product(c, a);
   parallel_items(ctx, tiling.count(), [&](int64_t tile, int) { sgemm_tile(c, a, b, tiling, tile); });
 }
 

@@ -37,9 +37,9 @@ void run_experts(const Context& ctx, const GroupedGemmArgs& args, const ProductO
   const int64_t experts = args.w_EOI.shape[0];
   const int64_t enough_tiles = kEnoughTiles / std::max<int64_t>(1, experts);
   const auto tiling_of = [&](int64_t e) {
-    const Product c = product_of(e).c;
-    const bool nothing = c.accumulate && c.inner == 0;
-    return nothing ? Tiling{} : tile_product(c.rows, c.columns, c.inner, enough_tiles);
+    const ExpertProduct product = product_of(e);
+    const bool nothing = product.c.accumulate && product.c.inner == 0;
+    return nothing ? Tiling{} : tile_product(product.c, product.a, enough_tiles);
   };
   int64_t tiles = 0;
   for (int64_t e = 0; e < experts; ++e) tiles += tiling_of(e).count();

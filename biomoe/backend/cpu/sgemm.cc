@@ -75,24 +75,37 @@ struct Lines {
   bool contiguous_depth;  // element k of line i at i * stride + k, else at k * stride + i
 };
 
+constexpr int64_t kLineElements = 16;  // of a cache line
+constexpr int64_t kManyElements = 128;
+
 // So many elements of lines that lie side by side are copied before the next ones: panel by panel, neighbours
 // in memory would have left the cache before their turn.
 constexpr int64_t kPiece = 8;
+
+// A panel of lines that lie side by side. Compiled once: inlined into its callers it is not always unrolled.
+template <int64_t width>
+[[gnu::noinline]] void pack_columns(const Lines& lines, int64_t depth, float* panel) {
+  for (int64_t k = 0; k < depth; ++k) {
+    std::memcpy(panel + k * width, lines.data + k * lines.stride, width * sizeof(float));
+    // For the next piece. It may lie past the end, where a prefetch does nothing.
+    __builtin_prefetch(lines.data + (k + kPiece) * lines.stride);
+  }
+}
 
 // One panel of a whole `width` of lines: [depth][width].
 template <int64_t width>
 void pack_panel(const Lines& lines, int64_t depth, float* panel) {
   static_assert(width >= 4);
   if (!lines.contiguous_depth) {
-    for (int64_t k = 0; k < depth; ++k) {
-      std::memcpy(panel + k * width, lines.data + k * lines.stride, width * sizeof(float));
-      // For the next piece. It may lie past the end, where a prefetch does nothing.
-      __builtin_prefetch(lines.data + (k + kPiece) * lines.stride);
-    }
+    pack_columns<width>(lines, depth, panel);
     return;
   }
   int64_t k = 0;
   for (; k + 4 <= depth; k += 4) {
+    // The next panel's lines: so many short streams that hardware foresees none.
+    if (k % kLineElements == 0 && depth >= kManyElements) {
+      for (int64_t i = width; i < 2 * width; ++i) __builtin_prefetch(lines.data + i * lines.stride + k);
+    }
     // The last quad of lines overlaps the one before it when the width is no multiple of four.
     for (int64_t i = 0; i < width; i += 4) {
       const int64_t line = std::min(i, width - 4);
@@ -117,7 +130,7 @@ void pack_rest(const Lines& lines, int64_t rest, int64_t depth, float* panel) {
 
 // Panels of `width` lines one after the other.
 template <int64_t width>
-void pack(const Lines& lines, int64_t count, int64_t depth, float* packed) {
+[[gnu::noinline]] void pack(const Lines& lines, int64_t count, int64_t depth, float* packed) {
   const int64_t piece = lines.contiguous_depth ? depth : kPiece;
   const int64_t whole = count / width * width;
   for (int64_t begin = 0; begin < depth; begin += piece) {
@@ -148,6 +161,12 @@ template <bool accumulate, typename Steps>
 [[gnu::noinline]] void multiply_panel(const float* a, Steps steps, const float* b, int64_t depth, float* c,
                                       int64_t stride) {
   Vector sums[kRows][2] = {};
+  if constexpr (accumulate) {  // to have come when the sums are ready
+    for (int64_t i = 0; i < kRows; ++i) {
+      __builtin_prefetch(c + i * stride, 1);
+      __builtin_prefetch(c + i * stride + kColumns - 1, 1);
+    }
+  }
   for (int64_t k = 0; k < depth; ++k) {
     const Vector b0 = load<Vector>(b + k * kColumns), b1 = load<Vector>(b + k * kColumns + kLanes);
 #pragma GCC unroll 16
@@ -179,12 +198,15 @@ struct BlockOfA {
     pack<kRows>(lines, rows - first_copied, depth, packed_a + first_copied * depth);
   }
   template <bool accumulate>
-  void multiply(int64_t row, int64_t rows, const float* b, float* c, int64_t stride) const {
+  void multiply(int64_t row, int64_t rows, int64_t column, const float* b, float* c, int64_t stride) const {
     if (matrix.transposed || rows < kRows) {
       multiply_panel<accumulate>(packed_a + row * depth, PackedSteps{}, b, depth, c, stride);
     } else {
-      multiply_panel<accumulate>(matrix.data + row * matrix.stride, RowMajorSteps{matrix.stride}, b, depth, c,
-                                 stride);
+      const float* panel = matrix.data + row * matrix.stride;
+      if (column < depth) {  // a line of each of the next rows
+        for (int64_t i = 0; i < kRows; ++i) __builtin_prefetch(panel + (kRows + i) * matrix.stride + column);
+      }
+      multiply_panel<accumulate>(panel, RowMajorSteps{matrix.stride}, b, depth, c, stride);
     }
   }
   Matrix matrix;
@@ -201,14 +223,14 @@ void multiply_block(const Product& c, const BlockOfA& a) {
       const float* b = packed_b + column * a.depth;
       float* part = c.data + row * c.stride + column;
       if (rows == kRows && columns == kColumns) {
-        a.multiply<accumulate>(row, rows, b, part, c.stride);
+        a.multiply<accumulate>(row, rows, column, b, part, c.stride);
         continue;
       }
       float whole[kRows * kColumns] = {};
       for (int64_t i = 0; accumulate && i < rows; ++i) {
         std::copy_n(part + i * c.stride, columns, whole + i * kColumns);
       }
-      a.multiply<accumulate>(row, rows, b, whole, kColumns);
+      a.multiply<accumulate>(row, rows, column, b, whole, kColumns);
       for (int64_t i = 0; i < rows; ++i) std::copy_n(whole + i * kColumns, columns, part + i * c.stride);
     }
   }
@@ -259,22 +281,25 @@ void sgemm(const Product& c, const Matrix& a, const Matrix& b) {
   }
 }
 
-Tiling tile_product(int64_t rows, int64_t columns, int64_t inner, int64_t enough_tiles) {
-  if (rows == 0 || columns == 0) return {};
-  constexpr int64_t kMaxRows = 384;
+Tiling tile_product(const Product& c, const Matrix& a, int64_t enough_tiles) {
+  if (c.rows == 0 || c.columns == 0) return {};
+  const int64_t kMaxRows = a.transposed ? 384 : 512;
   constexpr int64_t kMaxColumns = 256;
   constexpr int64_t kMinSide = 128;      // a smaller tile spends its time on copying operands
   constexpr int64_t kMinWork = 1 << 21;  // multiply-adds; some 25 microseconds
-  int64_t tile_rows = std::min(rows, kMaxRows);
-  int64_t tile_columns = std::min(columns, kMaxColumns);
+  int64_t tile_rows = std::min(c.rows, kMaxRows);
+  int64_t tile_columns = std::min(c.columns, kMaxColumns);
   for (;;) {
-    const Tiling tiling{ceil_div(rows, tile_rows), ceil_div(columns, tile_columns)};
+    const Tiling tiling{ceil_div(c.rows, tile_rows), ceil_div(c.columns, tile_columns)};
     const int64_t longer = std::max(tile_rows, tile_columns);
     if (tiling.count() >= enough_tiles || longer < 2 * kMinSide ||
-        tile_rows * tile_columns * std::max<int64_t>(1, inner) < 2 * kMinWork) {
+        tile_rows * tile_columns * std::max<int64_t>(1, c.inner) < 2 * kMinWork) {
       return tiling;
     }
-    (tile_rows == longer ? tile_rows : tile_columns) = ceil_div(longer, 2);
+    // b is copied once for each tile of rows, a for each tile of columns unless it is read where it is.
+    const bool by_columns = tile_columns == longer || (!a.transposed && tile_columns >= 2 * kMinSide);
+    int64_t& cut = by_columns ? tile_columns : tile_rows;
+    cut = ceil_div(cut, 2);
   }
 }
 

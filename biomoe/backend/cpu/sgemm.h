@@ -26,8 +26,9 @@ struct Product {
 // allocates nor throws. An element of c depends on its row of a and its column of b alone, to the bit.
 void sgemm(const Product& c, const Matrix& a, const Matrix& b);
 
-// How a product of `rows` x `columns` is cut into tiles that different threads may compute. It depends on the
-// sizes alone, so that the order of every sum, and with it the result, is the same for any number of threads.
+// How a product is cut into tiles that different threads may compute. It depends on the
+// sizes and orders alone, so that the order of every sum, and with it the result, is the same for any number
+// of threads.
 struct Tiling {
   int64_t row_tiles = 0;
   int64_t column_tiles = 0;
@@ -35,7 +36,7 @@ struct Tiling {
 };
 // Tiles are made smaller than their best size only until there are enough_tiles to share among threads.
 inline constexpr int64_t kEnoughTiles = 16;
-Tiling tile_product(int64_t rows, int64_t columns, int64_t inner, int64_t enough_tiles = kEnoughTiles);
+Tiling tile_product(const Product& c, const Matrix& a, int64_t enough_tiles = kEnoughTiles);
 
 // Computes tile `tile` of [0, tiling.count()).
 void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile);
