@@ -252,6 +252,12 @@ Product part_of(const Product& c, Range rows, Range columns) {
   return part;
 }
 
+// As split_range, by whole panels of kRows rows: the rows left over in a part cost as much as a panel.
+Range split_rows(int64_t rows, int64_t parts, int64_t part) {
+  const Range panels = split_range(ceil_div(rows, kRows), parts, part);
+  return {panels.begin * kRows, std::min(panels.end * kRows, rows)};
+}
+
 }  // namespace
 
 void sgemm(const Product& c, const Matrix& a, const Matrix& b) {
@@ -268,7 +274,7 @@ void sgemm(const Product& c, const Matrix& a, const Matrix& b) {
       const Matrix b_part = shifted(b, depth.begin, columns.begin);
       pack<kColumns>({b_part.data, b_part.stride, b.transposed}, columns.count(), depth.count(), packed_b);
       for (int64_t row_block = 0; row_block < row_blocks; ++row_block) {
-        const Range rows = split_range(c.rows, row_blocks, row_block);
+        const Range rows = split_rows(c.rows, row_blocks, row_block);
         const BlockOfA a_block(shifted(a, rows.begin, depth.begin), rows.count(), depth.count());
         const Product part = part_of(c, rows, columns);
         if (c.accumulate || depth_block > 0) {
@@ -305,7 +311,7 @@ Tiling tile_product(const Product& c, const Matrix& a, int64_t enough_tiles) {
 
 void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile) {
   // Neighbouring tiles share their rows of a and go through b.
-  const Range rows = split_range(c.rows, tiling.row_tiles, tile / tiling.column_tiles);
+  const Range rows = split_rows(c.rows, tiling.row_tiles, tile / tiling.column_tiles);
   const Range columns = split_range(c.columns, tiling.column_tiles, tile % tiling.column_tiles);
   sgemm(part_of(c, rows, columns), shifted(a, rows.begin, 0), shifted(b, 0, columns.begin));
 }
