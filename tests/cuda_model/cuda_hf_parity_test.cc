@@ -1,4 +1,6 @@
 // The model on the GPU, in BF16, against what `transformers` computes in fp32 (or in the checkpoint's type).
+#include <numeric>
+
 #include "biomoe/checkpoint/hf_import.h"
 #include "biomoe/model/parameter_io.h"
 #include "biomoe/train/model_image.h"
@@ -18,6 +20,51 @@ double cosine(const float* got, const std::vector<float>& want) {
     b += static_cast<double>(want[i]) * static_cast<double>(want[i]);
   }
   return a == 0 && b == 0 ? 1.0 : dot / std::sqrt(a * b);
+}
+
+// Tokens whose experts differ from the golden's. Rounding to BF16 (2^-9 of router logits of about 1) turns
+// near ties: transformers in BF16 turns 2, 1 and 3 in these goldens, which moves its own logits by up to 0.1
+// of their norm. What comes after such a token in its sequence is another computation and cannot be compared.
+struct Flips {
+  int64_t count = 0;
+  std::vector<int64_t> first;  // position of the first, by sequence; the length where there is none
+};
+
+std::vector<size_t> largest(const float* values, int64_t experts, int64_t k) {
+  std::vector<size_t> order(static_cast<size_t>(experts));
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return values[a] > values[b]; });
+  order.resize(static_cast<size_t>(k));
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+Flips routing_flips(const SafetensorsFile& golden, Model& model) {
+  constexpr float kNearTie = 0.02f;
+  const int64_t experts = model.config().num_local_experts, k = model.config().num_experts_per_tok;
+  const int64_t length = golden.at("input_ids").shape[1];
+  Flips flips;
+  flips.first.assign(static_cast<size_t>(golden.at("input_ids").shape[0]), length);
+  for (int64_t layer = 0; layer < model.config().num_hidden_layers; ++layer) {
+    const std::vector<float> want = read_values(golden, "router_logits." + std::to_string(layer));
+    std::vector<float> got(want.size());
+    copy_to_host(model.context(), got.data(), model.router_probs(layer).data, got.size() * sizeof(float));
+    device_wait_sync(model.context());
+    for (int64_t t = 0; t * experts < static_cast<int64_t>(want.size()); ++t) {
+      const auto chosen = largest(want.data() + t * experts, experts, k);
+      if (largest(got.data() + t * experts, experts, k) == chosen) continue;
+      ++flips.count;
+      int64_t& first = flips.first[static_cast<size_t>(t / length)];
+      const bool after_another = t % length >= first;
+      first = std::min(first, t % length);
+      std::vector<float> sorted(want.begin() + t * experts, want.begin() + (t + 1) * experts);
+      std::sort(sorted.rbegin(), sorted.rend());
+      const float gap = sorted[static_cast<size_t>(k) - 1] - sorted[static_cast<size_t>(k)];
+      EXPECT_TRUE(after_another || gap < kNearTie)
+          << "token " << t << " of layer " << layer << ": gap " << gap;
+    }
+  }
+  return flips;
 }
 
 class CudaHfParity : public ::testing::TestWithParam<std::tuple<fs::path, ExpertFfnMode>> {};
@@ -57,21 +104,31 @@ TEST_P(CudaHfParity, LogitsLossesAndGradients) {
   for (const auto& spec : model.parameters().specs()) {
     io.read_sync(spec, model.gradients_A(), gradients.data() + spec.offset);
   }
+  const Flips flips = routing_flips(golden, model);
+  RecordProperty("routing_flips", static_cast<int>(flips.count));
   int64_t compared = 0;
   for (const auto& entry : golden.entries()) {
     if (entry.name.rfind("grad.", 0) != 0) continue;
     const Slice slice = slice_of(model.parameters(), model.config(), entry.name.substr(5));
     const double similarity =
         cosine(gradients.data() + slice.spec->offset + slice.offset, read_values(golden, entry.name));
-    EXPECT_GT(similarity, 0.999) << entry.name;
+    EXPECT_GT(similarity, flips.count == 0 ? 0.999 : 0.9) << entry.name << ", " << flips.count << " flips";
     compared += entry.num_elements();
   }
   EXPECT_GE(compared, model.parameters().num_parameters());
 
-  std::vector<float> logits(static_cast<size_t>(batch.num_tokens() * source.model.vocab_size));
+  const int64_t V = source.model.vocab_size, length = golden.at("input_ids").shape[1];
+  std::vector<float> logits(static_cast<size_t>(batch.num_tokens() * V)), got, want;
   model.forward(model.upload(batch), false);
-  model.logits_sync(TensorView(logits.data(), DType::kF32, {batch.num_tokens(), source.model.vocab_size}));
-  const double error = relative_error(logits.data(), read_values(golden, "logits"));
+  model.logits_sync(TensorView(logits.data(), DType::kF32, {batch.num_tokens(), V}));
+  const std::vector<float> all = read_values(golden, "logits");
+  for (int64_t t = 0; t < batch.num_tokens(); ++t) {
+    if (t % length >= flips.first[static_cast<size_t>(t / length)]) continue;
+    got.insert(got.end(), logits.begin() + t * V, logits.begin() + (t + 1) * V);
+    want.insert(want.end(), all.begin() + t * V, all.begin() + (t + 1) * V);
+  }
+  ASSERT_GE(static_cast<int64_t>(got.size()), batch.num_tokens() * V / 4) << "tokens before any flip";
+  const double error = relative_error(got.data(), want);
   RecordProperty("logits_error", std::to_string(error));
   EXPECT_LE(error, 2e-2);
 }
