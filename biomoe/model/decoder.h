@@ -43,8 +43,9 @@ struct DecoderActivations {
   MoeWorkspace moe;
 };
 
-// Runs the layers of a Model on the CPU, on its own memory, sized for one sequence of limits().max_seqlen tokens; the
-// model's activations are not touched. Reads the model's weights, which must outlive it, on every call.
+// Runs the layers of a Model on the CPU, on its own memory, sized for one sequence of limits().max_seqlen
+// tokens; the model's activations are not touched. Reads the model's weights, which must outlive it, on every
+// call.
 class Decoder {
  public:
   explicit Decoder(Model& model);

@@ -106,15 +106,23 @@ TEST_P(CudaHfParity, LogitsLossesAndGradients) {
   }
   const Flips flips = routing_flips(golden, model);
   RecordProperty("routing_flips", static_cast<int>(flips.count));
+  // A token that goes elsewhere takes its whole part of two experts' gradients with it, so then only the
+  // gradient as a whole can be compared.
   int64_t compared = 0;
+  std::vector<float> got_all, want_all;
   for (const auto& entry : golden.entries()) {
     if (entry.name.rfind("grad.", 0) != 0) continue;
     const Slice slice = slice_of(model.parameters(), model.config(), entry.name.substr(5));
-    const double similarity =
-        cosine(gradients.data() + slice.spec->offset + slice.offset, read_values(golden, entry.name));
-    EXPECT_GT(similarity, flips.count == 0 ? 0.999 : 0.9) << entry.name << ", " << flips.count << " flips";
+    const float* got_gradient = gradients.data() + slice.spec->offset + slice.offset;
+    const std::vector<float> want_gradient = read_values(golden, entry.name);
+    if (flips.count == 0) {
+      EXPECT_GT(cosine(got_gradient, want_gradient), 0.999) << entry.name;
+    }
+    got_all.insert(got_all.end(), got_gradient, got_gradient + want_gradient.size());
+    want_all.insert(want_all.end(), want_gradient.begin(), want_gradient.end());
     compared += entry.num_elements();
   }
+  EXPECT_GT(cosine(got_all.data(), want_all), 0.99) << flips.count << " flips";
   EXPECT_GE(compared, model.parameters().num_parameters());
 
   const int64_t V = source.model.vocab_size, length = golden.at("input_ids").shape[1];
