@@ -17,8 +17,8 @@ struct MemoryRow {
 };
 
 struct RunMemory {
-  std::vector<MemoryRow> rows;      // of the host
-  std::vector<MemoryRow> gpu_rows;  // empty where the run is on the CPU
+  std::vector<MemoryRow> rows;        // of the host
+  std::vector<MemoryRow> gpu_rows{};  // empty where the run is on the CPU
   uint64_t total() const;
   uint64_t gpu_total() const;
 };
