@@ -52,6 +52,7 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds)
       dataset_(open_dataset(config_.dataset)),
       started_seconds_(started_seconds) {
   resolve_model(resolved_.value, dataset_.vocabulary);
+  resolved_device(config_.device);  // refuses one that is not here
   require_memory_for(config_, dataset_);
   const ModelConfig& model = config_.model;
   model_ = std::make_unique<Model>(model, model_limits(config_, true));
