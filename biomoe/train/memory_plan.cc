@@ -26,7 +26,7 @@ constexpr uint64_t kThreadBytes = kMiB / 2;
 
 // On the GPU, measured on an H200 with driver 580 as the memory in use beyond what is allocated here: the
 // driver's context and the kernels of this program, cuBLASLt and cuDNN. On the host, the driver's own memory.
-constexpr uint64_t kGpuContextBytes = 700 * kMiB;
+constexpr uint64_t kGpuContextBytes = 480 * kMiB;
 constexpr uint64_t kGpuWorkspaceBytes = 160 * kMiB;
 constexpr uint64_t kGpuHostBytes = 500 * kMiB;
 
