@@ -14,7 +14,8 @@ export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
 
 # have_cuda_toolkit: whether the GPU backend can be compiled here. have_gpu: whether it can run.
 have_cuda_toolkit() {
-  command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]
+  if ! command -v nvcc >/dev/null && [[ -x /usr/local/cuda/bin/nvcc ]]; then export PATH="$PATH:/usr/local/cuda/bin"; fi
+  command -v nvcc >/dev/null
 }
 have_gpu() {
   command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU
