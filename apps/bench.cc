@@ -72,6 +72,7 @@ void check(const BenchOptions& options) {
     throw user_error(
         "bench: --seq of at least 2, --batch and --steps of at least 1, fewer than 2^31 tokens in all");
   }
+  if (!options.json.empty()) require_creatable(options.json);
 }
 
 void add_sizes(CLI::App& command, BenchOptions& options) {
