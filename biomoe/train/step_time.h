@@ -1,6 +1,8 @@
 // How long a training step takes at least, before it is run.
 #pragma once
 
+#include <string>
+
 #include "biomoe/train/run_config.h"
 
 namespace biomoe {
@@ -8,11 +10,14 @@ namespace biomoe {
 struct StepTime {
   double flops = 0;             // of a step of full micro-batches, as step_flops counts them
   double flops_per_second = 0;  // of a matrix product of the shape that most of them have, on this machine
+  double update_seconds = 0;    // GPU: AdamW's bytes at the memory's rate; on the CPU it is not counted
   int num_threads = 1;
-  double seconds() const { return flops / flops_per_second; }
+  std::string basis;  // where the rate comes from
+  double seconds() const { return flops / flops_per_second + update_seconds; }
 };
 
-// Measures the product of an expert's first layer with an even share of the rows for about `measure_seconds`.
+// On the CPU measures the product of an expert's first layer with an even share of the rows for about
+// `measure_seconds`; for a GPU, which need not be here, takes what an H200 reaches (bench/NOTES.md).
 // A step does more than products, so it takes longer than seconds(). `config` has its vocab_size resolved.
 StepTime estimate_step_time(const RunConfig& config, double measure_seconds = 0.2);
 
