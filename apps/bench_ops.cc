@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "apps/bench_op_cases.h"
-#include "biomoe/train/trainer.h"
+#include "biomoe/core/clock.h"
 
 namespace biomoe::apps {
 namespace {

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "apps/bench.h"
+#include "biomoe/core/clock.h"
 #include "biomoe/core/rng.h"
 #include "biomoe/model/parameter_io.h"
 #include "biomoe/train/trainer.h"

@@ -1,5 +1,6 @@
 #include "apps/commands.h"
 #include "apps/config_options.h"
+#include "biomoe/core/clock.h"
 #include "biomoe/train/trainer.h"
 
 namespace biomoe::apps {

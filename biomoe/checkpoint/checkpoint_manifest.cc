@@ -3,9 +3,9 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "biomoe/checkpoint/descriptor.h"
 #include "biomoe/checkpoint/json_text.h"
 #include "biomoe/checkpoint/tensor_index.h"
+#include "biomoe/core/descriptor.h"
 #include "biomoe/core/error.h"
 
 namespace biomoe {

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-#include "biomoe/checkpoint/descriptor.h"
+#include "biomoe/core/descriptor.h"
 #include "biomoe/core/error.h"
 
 namespace biomoe {

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "biomoe/checkpoint/convert.h"
-#include "biomoe/checkpoint/descriptor.h"
 #include "biomoe/checkpoint/hf_layout.h"
 #include "biomoe/checkpoint/json_text.h"
 #include "biomoe/checkpoint/staging_folder.h"
 #include "biomoe/checkpoint/tensor_index.h"
+#include "biomoe/core/descriptor.h"
 #include "biomoe/core/error.h"
 
 namespace biomoe {

@@ -5,7 +5,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "biomoe/checkpoint/descriptor.h"
+#include "biomoe/core/descriptor.h"
 #include "biomoe/core/error.h"
 #include "biomoe/core/file.h"
 

@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "biomoe/checkpoint/convert.h"
-#include "biomoe/checkpoint/descriptor.h"
 #include "biomoe/checkpoint/json_text.h"
 #include "biomoe/checkpoint/safetensors_header.h"
+#include "biomoe/core/descriptor.h"
 #include "biomoe/core/error.h"
 
 namespace biomoe {

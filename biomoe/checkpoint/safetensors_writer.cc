@@ -95,12 +95,8 @@ void SafetensorsWriter::flush() {
 void SafetensorsWriter::write_through(const char* data, size_t bytes) {
   digest_.crc32 = crc32_update(digest_.crc32, data, bytes);
   digest_.bytes += bytes;
-  while (bytes > 0) {
-    const ssize_t put = ::write(file_.get(), data, bytes);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) throw failure("{}: cannot write: {}", path_.string(), std::strerror(errno));
-    data += put;
-    bytes -= static_cast<size_t>(put);
+  if (!write_all(file_.get(), {data, bytes})) {
+    throw failure("{}: cannot write: {}", path_.string(), std::strerror(errno));
   }
 }
 

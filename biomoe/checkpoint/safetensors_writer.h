@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "biomoe/checkpoint/checksum.h"
-#include "biomoe/checkpoint/descriptor.h"
+#include "biomoe/core/descriptor.h"
 #include "biomoe/core/tensor_view.h"
 
 namespace biomoe {

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string_view>
 
-#include "biomoe/checkpoint/descriptor.h"
+#include "biomoe/core/descriptor.h"
 
 namespace biomoe {
 

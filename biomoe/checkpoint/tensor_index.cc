@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "biomoe/checkpoint/descriptor.h"
 #include "biomoe/checkpoint/json_text.h"
+#include "biomoe/core/descriptor.h"
 #include "biomoe/core/error.h"
 #include "biomoe/core/file.h"
 

@@ -2,15 +2,15 @@
 
 #include <algorithm>
 #include <cctype>
-#include <chrono>
 #include <set>
 #include <tuple>
 
 #include "biomoe/checkpoint/checkpoint_manifest.h"
-#include "biomoe/checkpoint/descriptor.h"
 #include "biomoe/checkpoint/json_text.h"
 #include "biomoe/checkpoint/staging_folder.h"
 #include "biomoe/checkpoint/tensor_index.h"
+#include "biomoe/core/clock.h"
+#include "biomoe/core/descriptor.h"
 #include "biomoe/core/error.h"
 #include "biomoe/core/file.h"
 #include "biomoe/core/version.h"
@@ -116,7 +116,7 @@ SaveReport CheckpointStore::save(int64_t step, const std::vector<TensorGroup>& g
            step);
   BM_CHECK(!groups.empty() && state.is_object(), "a checkpoint needs tensors and a state object");
   check_groups(groups);
-  const auto start = std::chrono::steady_clock::now();
+  const double start = now_seconds();
   SaveReport report;
   report.step = step;
   report.path = step_path(step);
@@ -141,7 +141,7 @@ SaveReport CheckpointStore::save(int64_t step, const std::vector<TensorGroup>& g
                   error.what());
   }
   prune(report);
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = now_seconds() - start;
   return report;
 }
 

@@ -7,39 +7,15 @@
 #include <cerrno>
 #include <cstring>
 
+#include "biomoe/core/descriptor.h"
 #include "biomoe/core/error.h"
 
 namespace biomoe {
-namespace {
-
-class Descriptor {
- public:
-  Descriptor(const std::filesystem::path& path, int flags, mode_t mode = 0644)
-      : fd_(open(path.c_str(), flags, mode)) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-  int close_now() {
-    const int result = close(fd_);
-    fd_ = -1;
-    return result;
-  }
-
- private:
-  int fd_;
-};
-
-}  // namespace
-
 std::string read_file(const std::filesystem::path& path, uint64_t max_bytes) {
-  Descriptor file(path, O_RDONLY | O_CLOEXEC);
-  if (file.get() < 0) throw user_error("{}: cannot open: {}", path.string(), std::strerror(errno));
+  const Descriptor file = open_regular_file(path);
   struct stat info {};
-  if (fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode))
-    throw user_error("{}: not a regular file", path.string());
+  if (fstat(file.get(), &info) != 0)
+    throw user_error("{}: cannot read: {}", path.string(), std::strerror(errno));
   const auto size = static_cast<uint64_t>(info.st_size);
   if (size > max_bytes)
     throw user_error("{}: {} bytes, more than the {} expected here", path.string(), size, max_bytes);
@@ -57,13 +33,10 @@ std::string read_file(const std::filesystem::path& path, uint64_t max_bytes) {
 }
 
 void write_file_synced(const std::filesystem::path& path, std::string_view bytes) {
-  Descriptor file(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC);
-  if (file.get() < 0) throw failure("{}: cannot create: {}", path.string(), std::strerror(errno));
-  while (!bytes.empty()) {
-    const ssize_t put = write(file.get(), bytes.data(), bytes.size());
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) throw failure("{}: cannot write: {}", path.string(), std::strerror(errno));
-    bytes.remove_prefix(static_cast<size_t>(put));
+  Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!file) throw failure("{}: cannot create: {}", path.string(), std::strerror(errno));
+  if (!write_all(file.get(), bytes)) {
+    throw failure("{}: cannot write: {}", path.string(), std::strerror(errno));
   }
   if (fsync(file.get()) != 0) throw failure("{}: cannot fsync: {}", path.string(), std::strerror(errno));
   if (file.close_now() != 0) throw failure("{}: cannot close: {}", path.string(), std::strerror(errno));
@@ -92,8 +65,8 @@ void require_creatable(const std::filesystem::path& path) {
 }
 
 void sync_folder(const std::filesystem::path& folder) {
-  Descriptor directory(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory.get() < 0 || fsync(directory.get()) != 0) {
+  const Descriptor directory(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory || fsync(directory.get()) != 0) {
     throw failure("{}: cannot fsync the folder: {}", folder.string(), std::strerror(errno));
   }
 }

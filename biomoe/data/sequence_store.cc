@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "biomoe/core/descriptor.h"
 #include "biomoe/core/error.h"
 
 namespace biomoe {
@@ -105,14 +106,9 @@ void StoreBuilder::end_record() {
 
 void StoreBuilder::flush_to_spill() {
   if (spill_fd_ < 0) spill_fd_ = open_spill_file(options_.spill_folder);
-  size_t done = 0;
-  while (done < memory_.size()) {
-    const ssize_t put = ::write(spill_fd_, memory_.data() + done, memory_.size() - done);
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0)
-      throw failure("{}: cannot write the bases that exceed memory_limit_bytes={}: {}",
-                    options_.spill_folder.string(), options_.memory_limit_bytes, std::strerror(errno));
-    done += static_cast<size_t>(put);
+  if (!write_all(spill_fd_, {memory_.data(), memory_.size()})) {
+    throw failure("{}: cannot write the bases that exceed memory_limit_bytes={}: {}",
+                  options_.spill_folder.string(), options_.memory_limit_bytes, std::strerror(errno));
   }
   if (memory_.size() > 2 * kSpillChunkBytes) memory_.free();
   memory_.clear();

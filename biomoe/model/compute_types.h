@@ -5,6 +5,7 @@
 
 #include "biomoe/core/context.h"
 #include "biomoe/model/model_config.h"
+#include "biomoe/ops/cuda_sizes.h"
 
 namespace biomoe {
 
@@ -19,11 +20,11 @@ struct ComputeTypes {
 // of 128, and gate and up columns in turns of 32, so that one thread of a fused product holds both of a pair.
 inline ComputeTypes compute_types(Device device, const ModelConfig& config, bool accumulate_gradients) {
   if (device == Device::kCpu) return {};
-  constexpr int64_t kTileRows = 128, kInterleave = 32;
+  const bool interleaves = config.intermediate_size % cuda::kGateUpInterleave == 0;
   return {.activation = DType::kBF16,
           .gradient = accumulate_gradients ? DType::kF32 : DType::kBF16,
-          .row_alignment = kTileRows,
-          .gate_up_interleave = config.intermediate_size % kInterleave == 0 ? kInterleave : 0};
+          .row_alignment = cuda::kExpertRowAlignment,
+          .gate_up_interleave = interleaves ? cuda::kGateUpInterleave : 0};
 }
 
 }  // namespace biomoe

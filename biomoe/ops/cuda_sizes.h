@@ -10,6 +10,16 @@
 
 namespace biomoe::cuda {
 
+// What the products of experts want: rows of an expert padded to a tile, and gate and up columns in turns of
+// so many, which one thread of a product's epilogue then holds both of.
+inline constexpr int64_t kExpertRowAlignment = 128;
+inline constexpr int64_t kGateUpInterleave = 32;
+
+// Of whatever product runs: words that the products of experts leave zero, then what cuBLASLt wants on
+// Hopper, which also holds the split tiles of up to 255 multiprocessors.
+inline constexpr size_t kProductTicketBytes = 4096;
+inline constexpr size_t kProductWorkspaceBytes = kProductTicketBytes + (size_t{32} << 20);
+
 // Rows of partial sums of dweight in rms_norm_backward: four blocks a multiprocessor of the largest Hopper.
 inline constexpr int64_t kRmsNormPartials = 528;
 

@@ -2,17 +2,14 @@
 
 #include <unistd.h>
 
-#include <chrono>
 #include <cstring>
 #include <thread>
 #include <utility>
 
+#include "biomoe/core/clock.h"
+
 namespace biomoe {
 namespace {
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 DeviceInfo host_info() {
   DeviceInfo info;
@@ -129,7 +126,7 @@ void DeviceTimer::start() {
   if (begin_) {
     cuda::record_event(ctx_.state, begin_);
   } else {
-    begin_seconds_ = seconds_now();
+    begin_seconds_ = now_seconds();
   }
 }
 
@@ -137,7 +134,7 @@ void DeviceTimer::stop() {
   if (end_) {
     cuda::record_event(ctx_.state, end_);
   } else {
-    end_seconds_ = seconds_now();
+    end_seconds_ = now_seconds();
   }
 }
 

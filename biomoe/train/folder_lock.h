@@ -3,7 +3,7 @@
 
 #include <filesystem>
 
-#include "biomoe/checkpoint/descriptor.h"
+#include "biomoe/core/descriptor.h"
 
 namespace biomoe {
 

@@ -72,12 +72,8 @@ void take_nonfinite(Json& value, const std::string& pointer, Json& found) {
 
 MetricsWriter::MetricsWriter(std::filesystem::path path, int64_t last_step) : path_(std::move(path)) {
   trim(path_, last_step);
-  file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (file_ < 0) throw user_error("{}: cannot open for writing: {}", path_.string(), std::strerror(errno));
-}
-
-MetricsWriter::~MetricsWriter() {
-  close(file_);
+  file_ = Descriptor(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!file_) throw user_error("{}: cannot open for writing: {}", path_.string(), std::strerror(errno));
 }
 
 void MetricsWriter::write(Json line) {
@@ -87,12 +83,8 @@ void MetricsWriter::write(Json line) {
   take_nonfinite(line, "", found);
   if (!found.empty()) line["nonfinite"] = std::move(found);
   const std::string text = line.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
-  std::string_view left = text;
-  while (!left.empty()) {
-    const ssize_t put = ::write(file_, left.data(), left.size());
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) throw failure("{}: cannot write: {}", path_.string(), std::strerror(errno));
-    left.remove_prefix(static_cast<size_t>(put));
+  if (!write_all(file_.get(), text)) {
+    throw failure("{}: cannot write: {}", path_.string(), std::strerror(errno));
   }
 }
 

@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "biomoe/core/descriptor.h"
+
 namespace biomoe {
 
 // Appends lines and keeps them whole: a line is handed to the system in one piece before write() returns, so
@@ -17,9 +19,6 @@ class MetricsWriter {
   // place. 0 starts from nothing. Throws user_error naming file and line when a line that is not the end
   // holds no JSON object with an integer "step", for then it is not a file of ours.
   MetricsWriter(std::filesystem::path path, int64_t last_step);
-  ~MetricsWriter();
-  MetricsWriter(const MetricsWriter&) = delete;
-  MetricsWriter& operator=(const MetricsWriter&) = delete;
 
   // `line` is an object with an integer "step". Numbers are printed with the fewest digits that read back as
   // the same double. JSON has no NaN and no infinity: these become null, and "nonfinite" lists where, as
@@ -28,7 +27,7 @@ class MetricsWriter {
 
  private:
   std::filesystem::path path_;
-  int file_ = -1;
+  Descriptor file_;
 };
 
 }  // namespace biomoe

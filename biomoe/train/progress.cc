@@ -6,17 +6,14 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <utility>
 
+#include "biomoe/core/clock.h"
+
 namespace biomoe {
 namespace {
-
-double system_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 bool continues_character(char c) {
   return (static_cast<unsigned char>(c) & 0xc0) == 0x80;
@@ -52,7 +49,7 @@ bool is_terminal(std::FILE* out) {
 }
 
 Progress::Progress(ProgressOptions options) : options_(std::move(options)) {
-  if (!options_.seconds) options_.seconds = system_seconds;
+  if (!options_.seconds) options_.seconds = now_seconds;
   begin_ = printed_at_ = options_.seconds();
 }
 

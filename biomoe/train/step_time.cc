@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "biomoe/core/clock.h"
 #include "biomoe/model/parameters.h"
 #include "biomoe/ops/gemm.h"
 #include "biomoe/train/memory_plan.h"

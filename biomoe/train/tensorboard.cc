@@ -105,8 +105,8 @@ std::vector<Scalar> scalars_of(const nlohmann::ordered_json& line) {
 }
 
 EventWriter::EventWriter(const std::filesystem::path& folder, int64_t last_step) : path_(event_path(folder)) {
-  file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (file_ < 0) throw failure("{}: cannot create: {}", path_.string(), std::strerror(errno));
+  file_ = Descriptor(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!file_) throw failure("{}: cannot create: {}", path_.string(), std::strerror(errno));
   std::string version = event_head(0);
   put_bytes(version, 3, "brain.Event:2");
   write_record(version);
@@ -118,10 +118,6 @@ EventWriter::EventWriter(const std::filesystem::path& folder, int64_t last_step)
     put_bytes(event, 7, session);
     write_record(event);
   }
-}
-
-EventWriter::~EventWriter() {
-  close(file_);
 }
 
 void EventWriter::write(int64_t step, const std::vector<Scalar>& scalars) {
@@ -144,12 +140,8 @@ void EventWriter::write_record(std::string_view payload) {
   put_little_endian(record, masked_crc(record));
   record += payload;
   put_little_endian(record, masked_crc(payload));
-  std::string_view left = record;
-  while (!left.empty()) {
-    const ssize_t put = ::write(file_, left.data(), left.size());
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) throw failure("{}: cannot write: {}", path_.string(), std::strerror(errno));
-    left.remove_prefix(static_cast<size_t>(put));
+  if (!write_all(file_.get(), record)) {
+    throw failure("{}: cannot write: {}", path_.string(), std::strerror(errno));
   }
 }
 

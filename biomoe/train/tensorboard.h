@@ -13,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "biomoe/core/descriptor.h"
+
 namespace biomoe {
 
 // CRC-32C (Castagnoli) of `bytes`.
@@ -32,9 +34,6 @@ class EventWriter {
   // with a mark that makes TensorBoard forget what earlier files of the folder hold for later steps. Throws
   // failure when the file cannot be created.
   EventWriter(const std::filesystem::path& folder, int64_t last_step);
-  ~EventWriter();
-  EventWriter(const EventWriter&) = delete;
-  EventWriter& operator=(const EventWriter&) = delete;
 
   // One event with all of `scalars`, stored as float32. Throws failure naming the file (a full disk).
   void write(int64_t step, const std::vector<Scalar>& scalars);
@@ -44,7 +43,7 @@ class EventWriter {
  private:
   void write_record(std::string_view payload);
   std::filesystem::path path_;
-  int file_ = -1;
+  Descriptor file_;
 };
 
 }  // namespace biomoe

@@ -1,11 +1,11 @@
 #include "biomoe/train/trainer.h"
 
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 
 #include "biomoe/checkpoint/hf_config.h"
 #include "biomoe/checkpoint/hf_import.h"
+#include "biomoe/core/clock.h"
 #include "biomoe/core/file.h"
 #include "biomoe/core/version.h"
 #include "biomoe/train/memory_plan.h"
@@ -24,10 +24,6 @@ nlohmann::json model_json(const ModelConfig& config) {
 }
 
 }  // namespace
-
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 ModelLimits planned_limits(const RunConfig& config, bool training, Device device) {
   return {.max_tokens = config.dataset.token_micro_batch_size,

@@ -76,7 +76,4 @@ class Trainer {
   std::optional<double> first_step_seconds_;  // from the start of the process
 };
 
-// Seconds of a monotonic clock.
-double now_seconds();
-
 }  // namespace biomoe

@@ -12,9 +12,9 @@ class BadInput : public CliTest {
   // Training is refused with `parts` in the message, and leaves no run folder.
   void refuses(std::vector<std::string> overrides, const std::vector<std::string>& parts) const {
     SCOPED_TRACE(::testing::PrintToString(overrides));
-    const auto before = listing(folder_);
+    const auto before = listing(folder_.path());
     expect_error(train("run", std::move(overrides)), 2, parts);
-    EXPECT_EQ(listing(folder_), before);
+    EXPECT_EQ(listing(folder_.path()), before);
   }
 };
 
@@ -165,7 +165,7 @@ TEST_F(BadInput, WhatIsNoCheckpointIsRefusedByEachReader) {
   write("file", "text");
   for (const char* name : {"no_such", "nothing", "text", "array", "other", "garbage", "pointer", "file"}) {
     SCOPED_TRACE(name);
-    const auto before = listing(folder_);
+    const auto before = listing(folder_.path());
     for (const std::vector<std::string>& words :
          {std::vector<std::string>{"eval", "--data", path("genome.fa"), "--checkpoint", path(name)},
           {"generate", "--checkpoint", path(name)},
@@ -181,7 +181,7 @@ TEST_F(BadInput, WhatIsNoCheckpointIsRefusedByEachReader) {
       EXPECT_THAT(last, ::testing::StartsWith("biomoe: "));
     }
     EXPECT_EQ(run({"checkpoint", "verify", path(name)}).status, 2);
-    EXPECT_EQ(listing(folder_), before);
+    EXPECT_EQ(listing(folder_.path()), before);
   }
 }
 

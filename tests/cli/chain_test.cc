@@ -22,16 +22,6 @@ class Chain : public CliTest {
     return outcome;
   }
   json parsed(const std::string& name) const { return json::parse(read_file(path(name))); }
-  // The lines of steps, without those of validations.
-  std::vector<json> metrics(const std::string& run_folder) const {
-    std::vector<json> lines;
-    std::ifstream file(path(run_folder + "/metrics.jsonl"));
-    for (std::string line; std::getline(file, line);) {
-      json parsed = json::parse(line);
-      if (parsed.contains("loss")) lines.push_back(std::move(parsed));
-    }
-    return lines;
-  }
   double evaluated(const std::string& checkpoint) const {
     const std::string out = path("eval.json");
     ran({"eval", "--checkpoint", path(checkpoint), "--data", path("genome.fa"), "--holdout-fraction", "0.1",
@@ -60,7 +50,7 @@ TEST_F(Chain, ARunContinuedIsTheRunInOneGo) {
   const Outcome resumed = train("parts", {"num_train_steps=6", "checkpoint.save_every_n_steps=3"});
   ASSERT_EQ(resumed.status, 0) << resumed.err;
   EXPECT_THAT(resumed.err, HasSubstr("at step 3"));
-  const auto whole = metrics("whole"), parts = metrics("parts");
+  const auto whole = step_metrics("whole"), parts = step_metrics("parts");
   ASSERT_EQ(whole.size(), 6u);
   ASSERT_EQ(parts.size(), 6u);
   for (size_t i = 0; i < 6; ++i) {

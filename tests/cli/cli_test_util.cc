@@ -7,7 +7,7 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdlib>
+#include <fstream>
 
 #include "biomoe/core/file.h"
 #include "biomoe/core/rng.h"
@@ -16,12 +16,6 @@ namespace biomoe::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string temporary_file() {
-  std::string pattern = (fs::temp_directory_path() / "biomoe_cli_out_XXXXXX").string();
-  close(mkstemp(pattern.data()));
-  return pattern;
-}
 
 // Between fork and exec: only calls that a signal handler may make.
 [[noreturn]] void become(const Command& command, char* const* arguments, int out, int err) {
@@ -46,7 +40,8 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 
 }  // namespace
 
-Child::Child(const Command& command) : out_path_(temporary_file()), err_path_(temporary_file()) {
+Child::Child(const Command& command)
+    : out_path_(output_.write("out", "")), err_path_(output_.write("err", "")) {
   std::vector<std::string> arguments{"biomoe"};
   arguments.insert(arguments.end(), command.arguments.begin(), command.arguments.end());
   const auto argv = pointers(arguments);
@@ -64,8 +59,6 @@ Child::~Child() {
     kill_now();
     wait();
   }
-  fs::remove(out_path_);
-  fs::remove(err_path_);
 }
 
 void Child::kill_now() const {
@@ -87,23 +80,19 @@ Outcome Child::wait() {
 }
 
 CliTest::CliTest() {
-  std::string pattern = (fs::temp_directory_path() / "biomoe_cli_XXXXXX").string();
-  folder_ = mkdtemp(pattern.data());
   write_fasta("genome.fa", 20000);
 }
 
 CliTest::~CliTest() {
   std::error_code ignored;
-  for (const auto& entry : fs::recursive_directory_iterator(folder_, ignored)) {
+  for (const auto& entry : fs::recursive_directory_iterator(folder_.path(), ignored)) {
     if (entry.is_directory(ignored)) fs::permissions(entry.path(), fs::perms::owner_all, ignored);
   }
-  fs::remove_all(folder_, ignored);
 }
 
 std::string CliTest::write(const std::string& name, const std::string& text) const {
   fs::create_directories((folder_ / name).parent_path());
-  write_file_synced(folder_ / name, text);
-  return path(name);
+  return folder_.write(name, text);
 }
 
 std::string CliTest::write_fasta(const std::string& name, int64_t bases) const {
@@ -122,7 +111,7 @@ std::string CliTest::write_fasta(const std::string& name, int64_t bases) const {
 Command CliTest::command(std::vector<std::string> arguments) const {
   Command made;
   made.arguments = std::move(arguments);
-  made.folder = folder_.string();
+  made.folder = folder_.path().string();
   return made;
 }
 
@@ -157,6 +146,16 @@ std::vector<std::string> CliTest::train_arguments(const std::string& run,
 
 Outcome CliTest::train(const std::string& run_folder, std::vector<std::string> overrides) const {
   return run(train_arguments(run_folder, std::move(overrides)));
+}
+
+std::vector<nlohmann::json> CliTest::step_metrics(const std::string& run_folder) const {
+  std::vector<nlohmann::json> lines;
+  std::ifstream file(path(run_folder + "/metrics.jsonl"));
+  for (std::string line; std::getline(file, line);) {
+    nlohmann::json parsed = nlohmann::json::parse(line);
+    if (parsed.contains("loss")) lines.push_back(std::move(parsed));
+  }
+  return lines;
 }
 
 std::vector<std::string> listing(const fs::path& folder) {

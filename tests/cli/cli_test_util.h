@@ -7,8 +7,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "tests/test_folder.h"
 
 namespace biomoe::test {
 
@@ -38,6 +41,7 @@ class Child {
 
  private:
   int pid_ = -1;
+  TempFolder output_;
   std::string out_path_, err_path_;
 };
 
@@ -59,7 +63,10 @@ class CliTest : public ::testing::Test {
                                            std::vector<std::string> overrides = {}) const;
   Outcome train(const std::string& run, std::vector<std::string> overrides = {}) const;
 
-  std::filesystem::path folder_;
+  // The lines of metrics.jsonl of a run that tell of steps, without those of validations.
+  std::vector<nlohmann::json> step_metrics(const std::string& run_folder) const;
+
+  TempFolder folder_;
 };
 
 // Every file below `folder` with its size, to see that nothing has changed.

@@ -19,16 +19,6 @@ using ::testing::HasSubstr;
 
 class Interruption : public CliTest {
  protected:
-  // The lines of steps, without those of validations.
-  std::vector<json> metrics(const std::string& run_folder) const {
-    std::vector<json> lines;
-    std::ifstream file(path(run_folder + "/metrics.jsonl"));
-    for (std::string line; std::getline(file, line);) {
-      json parsed = json::parse(line);
-      if (parsed.contains("loss")) lines.push_back(std::move(parsed));
-    }
-    return lines;
-  }
   bool wait_for(const std::string& name) const {
     for (int i = 0; i < 600; ++i) {
       if (fs::exists(path(name))) return true;
@@ -52,7 +42,7 @@ TEST_F(Interruption, AKilledRunContinuesToTheSameEnd) {
   EXPECT_GE(killed, 1);
   const Outcome outcome = train("killed", settings);
   ASSERT_EQ(outcome.status, 0) << outcome.err;
-  const auto whole = metrics("whole"), resumed = metrics("killed");
+  const auto whole = step_metrics("whole"), resumed = step_metrics("killed");
   ASSERT_EQ(resumed.size(), whole.size());
   for (size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(resumed[i]["loss"], whole[i]["loss"]) << i;
   EXPECT_EQ(read_file(path("killed/checkpoints/step_60/model.safetensors")),
@@ -82,7 +72,7 @@ TEST_F(Interruption, AFullDiskIsOneLineAndLeavesNoHalfCheckpoint) {
   limited.arguments = {"checkpoint", "export", path("run"), path("hf")};
   EXPECT_EQ(Child(limited).wait().status, 1);
   EXPECT_FALSE(fs::exists(path("hf")));
-  for (const auto& entry : fs::directory_iterator(folder_)) {
+  for (const auto& entry : fs::directory_iterator(folder_.path())) {
     EXPECT_THAT(entry.path().filename().string(), ::testing::Not(HasSubstr("partial")));
   }
 }

@@ -1,7 +1,7 @@
 #include "biomoe/ops/attention.h"
 
 #include "biomoe/ops/attention_calls.h"
-#include "tests/cuda/gpu_tensor.h"
+#include "tests/cuda/gpu_test.h"
 
 namespace biomoe::test {
 namespace {
@@ -101,8 +101,8 @@ class OnGpu {
         lse(*gpu, DType::kF32, Shape{shape.num_heads, tokens}),
         dout(*gpu, DType::kBF16, Shape{tokens, width}),
         dqkv(*gpu, DType::kBF16, Shape{tokens, width + 2 * shape.num_key_value_heads * shape.head_dim}, 24),
-        qkv_values(normal_values(qkv.view().num_elements(), 1, DType::kBF16)),
-        dout_values(normal_values(tokens * width, 2, DType::kBF16)) {
+        qkv_values(normals(1, qkv.view().num_elements(), DType::kBF16)),
+        dout_values(normals(2, tokens * width, DType::kBF16)) {
     gpu->deterministic = deterministic;
     qkv.set(qkv_values);
     dout.set(dout_values);

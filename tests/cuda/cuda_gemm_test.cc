@@ -1,5 +1,5 @@
 #include "biomoe/ops/gemm.h"
-#include "tests/cuda/gpu_tensor.h"
+#include "tests/cuda/gpu_test.h"
 #include "tests/ref/gemm.h"
 
 namespace biomoe::test {
@@ -36,9 +36,9 @@ void check_case(Context& ctx, const ref::GemmSizes& sizes, const Types& types, c
                 bool transpose_a, bool transpose_b) {
   const auto [rows, columns, inner] = sizes;
   const double scale = 1.0 / std::sqrt(static_cast<double>(std::max<int64_t>(1, inner)));
-  const auto a_values = normal_values(rows * inner, 1, types.input);
-  const auto b_values = normal_values(inner * columns, 2, types.input, scale);
-  auto start = normal_values(rows * columns, 3, types.output);
+  const auto a_values = normals(1, rows * inner, types.input);
+  const auto b_values = normals(2, inner * columns, types.input, scale);
+  auto start = normals(3, rows * columns, types.output);
   if (!start.empty()) start[start.size() / 2] = std::nan("");
   GpuTensor a(ctx, types.input, operand(rows, inner, transpose_a), place.padding_a, place.offset);
   GpuTensor b(ctx, types.input, operand(inner, columns, transpose_b), place.padding_b, place.offset);
@@ -89,8 +89,8 @@ TEST(CudaGemmTest, ReplaysWhatItRanAndRunsItAgainBitwise) {
   Context& ctx = *gpu;
   GpuTensor a(ctx, DType::kBF16, Shape{192, 512}), b(ctx, DType::kBF16, Shape{320, 512});
   GpuTensor c(ctx, DType::kBF16, Shape{192, 320});
-  a.set(normal_values(192 * 512, 1, DType::kBF16));
-  b.set(normal_values(320 * 512, 2, DType::kBF16));
+  a.set(normals(1, 192 * 512, DType::kBF16));
+  b.set(normals(2, 320 * 512, DType::kBF16));
   const GemmArgs args{.a = a.view(), .b = b.view(), .c = c.view(), .transpose_b = true};
   gemm(ctx, args);
   const auto want = c.bytes();

@@ -10,11 +10,37 @@
 
 namespace biomoe::test {
 
+// At the start of a test that is not a GpuTest: skips where no GPU can be used.
+#define BIOMOE_REQUIRE_GPU()                                                             \
+  do {                                                                                   \
+    std::string why;                                                                     \
+    if (!::biomoe::device_available(::biomoe::Device::kCuda, &why)) GTEST_SKIP() << why; \
+  } while (false)
+
+// A GPU context, with poisoned scratch memory of exactly the bytes that an op asked for.
+class GpuContext {
+ public:
+  explicit GpuContext(size_t scratch_bytes = 0)
+      : handle_(Device::kCuda), scratch_(scratch_bytes, "test scratch", device_memory(Device::kCuda)) {
+    ctx_.device = Device::kCuda;
+    ctx_.state = handle_.get();
+    ctx_.scratch = &scratch_;
+    scratch_.poison_free();
+  }
+  Context& operator*() { return ctx_; }
+  Context* operator->() { return &ctx_; }
+  Arena& scratch() { return scratch_; }
+
+ private:
+  DeviceHandle handle_;
+  Arena scratch_;
+  Context ctx_;
+};
+
 class GpuTest : public testing::Test {
  protected:
   void SetUp() override {
-    std::string why;
-    if (!device_available(Device::kCuda, &why)) GTEST_SKIP() << why;
+    BIOMOE_REQUIRE_GPU();
     handle_ = DeviceHandle(Device::kCuda);
     ctx_.device = Device::kCuda;
     ctx_.state = handle_.get();
@@ -104,18 +130,18 @@ inline std::vector<double> doubles(const std::vector<int32_t>& values) {
   return {values.begin(), values.end()};
 }
 
-// GPU memory that starts as NaN (-1 for integers), the padding between rows and the bytes after the end
-// included.
+// GPU memory that starts as NaN (-1 for integers), the padding between rows and the bytes around the elements
+// included. `offset` elements before the first make its address as little aligned as wanted.
 class GpuTensor {
  public:
-  GpuTensor(Context& ctx, DType dtype, Shape shape, int64_t row_padding = 0)
-      : ctx_(ctx), dtype_(dtype), shape_(shape) {
+  GpuTensor(Context& ctx, DType dtype, Shape shape, int64_t row_padding = 0, int64_t offset = 0)
+      : ctx_(ctx), dtype_(dtype), shape_(shape), offset_(offset) {
     row_ = TensorView(nullptr, dtype, shape).row_elements();
     stride_ = row_ + row_padding;
     const int64_t rows = shape.rank() ? shape[0] : 1;
-    host_.assign(static_cast<size_t>(rows * stride_) * dtype_size(dtype) + kTail, 0xff);
-    memory_ = std::make_unique<Arena>(host_.size(), "test tensor", device_memory(Device::kCuda));
-    data_ = memory_->allocate(host_.size());
+    host_.assign(static_cast<size_t>(rows * stride_ + offset) * dtype_size(dtype) + kTail, 0xff);
+    memory_ = Arena(host_.size(), "test tensor", device_memory(Device::kCuda));
+    data_ = memory_.allocate(host_.size());
     upload();
   }
   GpuTensor& set(const std::vector<double>& values) {
@@ -124,7 +150,14 @@ class GpuTensor {
     return *this;
   }
   GpuTensor& fill(double value) { return set(std::vector<double>(static_cast<size_t>(size()), value)); }
-  TensorView view() const { return TensorView(data_, dtype_, shape_, stride_); }
+  void poison() {
+    std::fill(host_.begin(), host_.end(), uint8_t{0xff});
+    upload();
+  }
+  TensorView view() const {
+    return TensorView(static_cast<uint8_t*>(data_) + static_cast<size_t>(offset_) * dtype_size(dtype_),
+                      dtype_, shape_, stride_);
+  }
   int64_t size() const { return shape_.num_elements(); }
 
   // Waits for the GPU.
@@ -138,14 +171,16 @@ class GpuTensor {
     download();
     return host_;
   }
-  // Nothing was written between the rows or after them.
+  // Nothing was written outside of the elements.
   bool padding_untouched() {
     download();
-    const auto element = static_cast<int64_t>(dtype_size(dtype_));
-    const auto end = static_cast<int64_t>(host_.size() - kTail);
-    for (int64_t i = 0; i < static_cast<int64_t>(host_.size()); ++i) {
-      const bool inside = i < end && i / element % stride_ < row_;
-      if (!inside && host_[static_cast<size_t>(i)] != 0xff) return false;
+    std::vector<bool> inside(host_.size(), false);
+    for (int64_t i = 0; i < size(); ++i) {
+      const auto begin = static_cast<size_t>(at(i) - host_.data());
+      for (size_t byte = 0; byte < dtype_size(dtype_); ++byte) inside[begin + byte] = true;
+    }
+    for (size_t i = 0; i < host_.size(); ++i) {
+      if (!inside[i] && host_[i] != 0xff) return false;
     }
     return true;
   }
@@ -154,7 +189,7 @@ class GpuTensor {
   static constexpr size_t kTail = 64;
 
   uint8_t* at(int64_t i) {
-    return host_.data() + static_cast<size_t>(i / row_ * stride_ + i % row_) * dtype_size(dtype_);
+    return host_.data() + static_cast<size_t>(offset_ + i / row_ * stride_ + i % row_) * dtype_size(dtype_);
   }
   void upload() {
     copy_to_device(ctx_, data_, host_.data(), host_.size());
@@ -168,9 +203,9 @@ class GpuTensor {
   Context& ctx_;
   DType dtype_;
   Shape shape_;
-  int64_t row_ = 1, stride_ = 1;
+  int64_t row_ = 1, stride_ = 1, offset_ = 0;
   std::vector<uint8_t> host_;
-  std::unique_ptr<Arena> memory_;
+  Arena memory_;
   void* data_ = nullptr;
 };
 

@@ -4,7 +4,7 @@
 #include "biomoe/checkpoint/hf_import.h"
 #include "biomoe/model/parameter_io.h"
 #include "biomoe/train/model_image.h"
-#include "tests/cuda/gpu_tensor.h"
+#include "tests/cuda/gpu_test.h"
 #include "tests/hf/hf_golden.h"
 
 namespace biomoe {
@@ -85,19 +85,9 @@ TEST_P(CudaHfParity, LogitsLossesAndGradients) {
   ModelImage image(model, nullptr);
   import_hf(folder, source.model, model.parameters(), image.weights());
   image.upload_sync();
-  const double scale = 1.0 / batch.target_weight, coef = source.model.router_aux_loss_coef;
-  model.poison_activations();
-  model.start_step(scale);
-  model.reset_sums();
-  const DeviceBatch& views = model.upload(batch);
-  model.forward(views);
-  model.loss(views, true);
-  model.backward(views, coef, 0.0);
-  model.finish_step(coef);
-  device_wait_sync(model.context());
-  const StepSums sums = model.sums();
-  EXPECT_NEAR(sums.loss.weighted_nll * scale, static_cast<double>(read_values(golden, "lm_loss")[0]), 1e-2);
-  EXPECT_NEAR(sums.balance_loss, static_cast<double>(read_values(golden, "aux_loss")[0]), 5e-2);
+  const Losses losses = forward_backward(model, batch);
+  EXPECT_NEAR(losses.lm, static_cast<double>(read_values(golden, "lm_loss")[0]), 1e-2);
+  EXPECT_NEAR(losses.aux, static_cast<double>(read_values(golden, "aux_loss")[0]), 5e-2);
 
   ParameterIo io(model.context(), model.types());
   std::vector<float> gradients(static_cast<size_t>(model.parameters().arena_elements()));

@@ -5,7 +5,7 @@
 #include "biomoe/model/parameter_io.h"
 #include "biomoe/train/model_image.h"
 #include "biomoe/train/train_step.h"
-#include "tests/cuda/gpu_tensor.h"
+#include "tests/cuda/gpu_test.h"
 #include "tests/unit/model/model_test_util.h"
 
 namespace biomoe {

@@ -15,7 +15,9 @@
 #include "biomoe/checkpoint/hf_config.h"
 #include "biomoe/checkpoint/safetensors.h"
 #include "biomoe/data/batch.h"
+#include "biomoe/model/model.h"
 #include "biomoe/model/parameters.h"
+#include "biomoe/ops/device.h"
 
 namespace biomoe::test {
 
@@ -91,6 +93,26 @@ inline Batch batch_of(const SafetensorsFile& golden) {
   batch.valid_targets = rows * (length - 1);
   batch.target_weight = static_cast<double>(batch.valid_targets);
   return batch;
+}
+
+struct Losses {
+  double lm = 0, aux = 0;
+};
+
+// Forward, loss and backward over the batch, with poisoned activations, as a training step runs them.
+inline Losses forward_backward(Model& model, const Batch& batch) {
+  model.poison_activations();
+  const double scale = 1.0 / batch.target_weight, coef = model.config().router_aux_loss_coef;
+  model.start_step(scale);
+  model.reset_sums();
+  const DeviceBatch& views = model.upload(batch);
+  model.forward(views);
+  model.loss(views, true);
+  model.backward(views, coef, 0.0);
+  model.finish_step(coef);
+  device_wait_sync(model.context());
+  const StepSums sums = model.sums();
+  return {.lm = sums.loss.weighted_nll * scale, .aux = sums.balance_loss};
 }
 
 // The name of a golden folder as gtest takes it.

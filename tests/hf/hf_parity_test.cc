@@ -28,25 +28,6 @@ int64_t expect_arena_matches(const SafetensorsFile& golden, const std::string& p
   return compared;
 }
 
-struct Losses {
-  double lm = 0, aux = 0;
-};
-
-Losses forward_backward(Model& model, const Batch& batch) {
-  model.poison_activations();
-  const double scale = 1.0 / batch.target_weight, coef = model.config().router_aux_loss_coef;
-  model.start_step(scale);
-  model.reset_sums();
-  const DeviceBatch& views = model.upload(batch);
-  model.forward(views);
-  model.loss(views, true);
-  model.backward(views, coef, 0.0);
-  model.finish_step(coef);
-  device_wait_sync(model.context());
-  const StepSums sums = model.sums();
-  return {.lm = sums.loss.weighted_nll * scale, .aux = sums.balance_loss};
-}
-
 void expect_router_matches(const SafetensorsFile& golden, const Model& model) {
   const int64_t experts = model.config().num_local_experts;
   for (int64_t layer = 0; layer < model.config().num_hidden_layers; ++layer) {

@@ -7,9 +7,9 @@
 #include <filesystem>
 
 #include "biomoe/checkpoint/async_saver.h"
-#include "biomoe/core/file.h"
 #include "biomoe/train/model_image.h"
 #include "biomoe/train/trainer.h"
+#include "tests/test_folder.h"
 
 namespace biomoe {
 namespace {
@@ -28,12 +28,9 @@ uint64_t row(const RunMemory& memory, std::string_view name) {
 class MemoryPlan : public ::testing::Test {
  protected:
   MemoryPlan() {
-    std::string pattern = (fs::temp_directory_path() / "biomoe_plan_XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
     std::string bases;
     for (int i = 0; i < 1 << 20; ++i) bases += "ACGT"[i * 7 % 11 % 4];
-    write_file_synced(folder_ / "a.fa", ">a\n" + bases + "\n");
-    config_.dataset.path = {(folder_ / "a.fa").string()};
+    config_.dataset.path = {folder_.write("a.fa", ">a\n" + bases + "\n")};
     config_.dataset.tokenizer_name_or_path = "dna";
     config_.dataset.max_seq_length = 64;
     config_.dataset.token_micro_batch_size = 256;
@@ -41,7 +38,6 @@ class MemoryPlan : public ::testing::Test {
     config_.model.hidden_size = 64;
     config_.checkpoint.save_every_n_steps = 10;
   }
-  ~MemoryPlan() override { fs::remove_all(folder_); }
 
   RunMemory planned() {
     const Dataset dataset = open_dataset(config_.dataset);
@@ -57,7 +53,7 @@ class MemoryPlan : public ::testing::Test {
     }
     return "";
   }
-  fs::path folder_;
+  test::TempFolder folder_;
   RunConfig config_;
 };
 

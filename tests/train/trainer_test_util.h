@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "biomoe/core/clock.h"
 #include "biomoe/core/error.h"
 #include "biomoe/core/file.h"
 #include "biomoe/core/rng.h"

@@ -8,11 +8,12 @@
 
 #include "biomoe/backend/cuda/gemm/grouped_gemm_sm90.h"
 #include "biomoe/backend/cuda/state.h"
+#include "biomoe/ops/cuda_sizes.h"
 
 namespace biomoe {
 namespace {
 
-constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // what cuBLASLt wants on Hopper
+static_assert(cuda::kProductTicketBytes == cuda::sm90::kSplitTicketBytes);
 constexpr int kOldestCapability = 80;
 
 std::atomic<int64_t> g_sync_calls{0};
@@ -139,11 +140,13 @@ DeviceState::DeviceState() {
   check_cublas(cublasLtCreate(&cublas_lt), "cublasLtCreate");
   int64_t split_bytes = 0;
   cuda::check(cuda::sm90::split_workspace_bytes(&split_bytes), "split_workspace_bytes");
-  constexpr size_t kTickets = cuda::sm90::kSplitTicketBytes;
-  split_workspace_bytes = std::max(static_cast<size_t>(split_bytes), kTickets + kWorkspaceBytes);
+  split_workspace_bytes = cuda::kProductWorkspaceBytes;
+  BM_CHECK(static_cast<size_t>(split_bytes) <= split_workspace_bytes,
+           "{} multiprocessors need {} bytes for split products, {} are planned", multiprocessors,
+           split_bytes, split_workspace_bytes);
   split_workspace = cuda::memory().reserve(split_workspace_bytes, "the workspace of products");
-  workspace_bytes = kWorkspaceBytes;
-  workspace = static_cast<std::byte*>(split_workspace) + kTickets;
+  workspace = static_cast<std::byte*>(split_workspace) + cuda::kProductTicketBytes;
+  workspace_bytes = split_workspace_bytes - cuda::kProductTicketBytes;
 }
 
 DeviceState::~DeviceState() {

@@ -6,9 +6,12 @@
 #include "biomoe/backend/cuda/gemm/grouped_gemm_sm90.h"
 #include "biomoe/backend/cuda/state.h"
 #include "biomoe/core/error.h"
+#include "biomoe/ops/cuda_sizes.h"
 
 namespace biomoe::cuda {
 namespace {
+
+static_assert(kExpertRowAlignment == sm90::kSegmentRows);
 
 // What sm90's kernels ask of every product: the GPU, bf16, rows padded for tiles, and no gaps between rows.
 void check_supported(const char* op, const Context& ctx, const TensorView& x, const TensorView& rows) {
@@ -24,6 +27,11 @@ void check_supported(const char* op, const Context& ctx, const TensorView& x, co
         dtype_name(x.dtype));
   }
   BM_CHECK(rows, "{}: needs rows (experts' rows padded to {})", op, sm90::kSegmentRows);
+}
+
+void check_interleave(const char* op, int64_t interleave) {
+  BM_CHECK(interleave == kGateUpInterleave, "{}: gate and up interleaved by {}, expected {}", op, interleave,
+           kGateUpInterleave);
 }
 
 __nv_bfloat16* bf16(const char* op, const TensorView& view) {
@@ -113,7 +121,7 @@ void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
 void grouped_gate_up(Context& ctx, const GroupedGateUpArgs& args) {
   constexpr const char* kOp = "grouped_gate_up";
   check_supported(kOp, ctx, args.x_RD, args.rows_E);
-  BM_CHECK(args.interleave == 32, "{}: gate and up interleaved by {}, expected 32", kOp, args.interleave);
+  check_interleave(kOp, args.interleave);
   if (args.gate_up_R2F.num_elements() == 0) return;
   run(kOp, ctx,
       sm90::GateUpProblem{.rows = expert_rows(args.offsets_E1, args.rows_E, args.x_RD.shape[0]),
@@ -129,7 +137,7 @@ void grouped_gate_up(Context& ctx, const GroupedGateUpArgs& args) {
 void grouped_down_backward(Context& ctx, const GroupedDownBackwardArgs& args) {
   constexpr const char* kOp = "grouped_down_backward";
   check_supported(kOp, ctx, args.dy_RD, args.rows_E);
-  BM_CHECK(args.interleave == 32, "{}: gate and up interleaved by {}, expected 32", kOp, args.interleave);
+  check_interleave(kOp, args.interleave);
   if (args.dact_RF.num_elements() == 0) return;
   sm90::DownDgradProblem problem{.rows = expert_rows(args.offsets_E1, args.rows_E, args.dy_RD.shape[0]),
                                  .features = args.dact_RF.shape[1],

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "biomoe/core/file.h"
+#include "tests/test_folder.h"
 
 namespace biomoe {
 namespace {
@@ -15,17 +15,12 @@ namespace fs = std::filesystem;
 
 class SystemMemory : public ::testing::Test {
  protected:
-  SystemMemory() {
-    std::string pattern = (fs::temp_directory_path() / "biomoe_memory_XXXXXX").string();
-    root_ = mkdtemp(pattern.data());
-  }
-  ~SystemMemory() override { fs::remove_all(root_); }
   void write(const std::string& name, const std::string& text) const {
     fs::create_directories((root_ / name).parent_path());
-    write_file_synced(root_ / name, text);
+    root_.write(name, text);
   }
-  uint64_t available() const { return available_memory(root_); }
-  fs::path root_;
+  uint64_t available() const { return available_memory(root_.path()); }
+  test::TempFolder root_;
 };
 
 TEST_F(SystemMemory, NothingToldIsUnknown) {

@@ -1,4 +1,5 @@
 // From problems to plans: checks, tensor maps, launch.
+#include <atomic>
 #include <cstdlib>
 
 #include "biomoe/backend/cuda/gemm/sm90_kernels.h"
@@ -11,15 +12,19 @@ constexpr int64_t kMaxExtent = int64_t{1} << 31;  // tensor map coordinates are 
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's function, by way of the runtime, so that no program links against the driver library.
+// The driver's function, by way of the runtime, so that no program links against the driver library. Looked
+// up once.
 cudaError_t find_encoder(EncodeTiled* encode) {
+  static std::atomic<EncodeTiled> known{nullptr};
+  *encode = known;
+  if (*encode) return cudaSuccess;
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
   const cudaError_t status =
       cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
   if (status != cudaSuccess) return status;
   if (found != cudaDriverEntryPointSuccess || function == nullptr) return cudaErrorNotSupported;
-  *encode = reinterpret_cast<EncodeTiled>(function);
+  known = *encode = reinterpret_cast<EncodeTiled>(function);
   return cudaSuccess;
 }
 

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,9 @@ class Descriptor {
 // For reading. user_error when the path is missing, unreadable, or not a regular file (a named pipe does not
 // block).
 Descriptor open_regular_file(const std::filesystem::path& path);
+
+// Writes all of `bytes`; false when the system refuses, with errno saying why.
+bool write_all(int fd, std::string_view bytes);
 
 // Names of the entries of a folder, sorted. user_error when it cannot be listed.
 std::vector<std::string> folder_names(const std::filesystem::path& folder);

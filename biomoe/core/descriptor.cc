@@ -1,4 +1,4 @@
-#include "biomoe/checkpoint/descriptor.h"
+#include "biomoe/core/descriptor.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -25,6 +25,16 @@ Descriptor open_regular_file(const std::filesystem::path& path) {
     throw user_error("{}: not a regular file", path.string());
   }
   return file;
+}
+
+bool write_all(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t put = write(fd, bytes.data(), bytes.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(put));
+  }
+  return true;
 }
 
 std::vector<std::string> folder_names(const std::filesystem::path& folder) {
