@@ -2,6 +2,7 @@
 // al., "FlashAttention", 2022); backward recomputes the probabilities from lse.
 #include "biomoe/ops/attention.h"
 
+#include <array>
 #include <limits>
 #include <new>
 
@@ -9,6 +10,7 @@
 #include "biomoe/backend/cpu/parallel.h"
 #include "biomoe/backend/cpu/row_kernel.h"
 #include "biomoe/backend/cpu/sgemm.h"
+#include "biomoe/backend/cpu/transpose.h"
 #include "biomoe/backend/cpu/vector_math.h"
 
 namespace biomoe::cpu {
@@ -18,31 +20,50 @@ float* allocate_floats(Arena& arena, int64_t count) {
   return static_cast<float*>(arena.allocate(static_cast<size_t>(count) * sizeof(float)));
 }
 
-// A NaN is passed over. By lanes, since g++ vectorises no maximum of floats as a reduction.
-BIOMOE_ROW_KERNEL float row_maximum(const float* x, int64_t count) {
-  constexpr int64_t kLanes = 32;
-  float lanes[kLanes];
-  std::fill_n(lanes, kLanes, -std::numeric_limits<float>::infinity());
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
+// The rows below are keys, or elements of a head; their columns are queries. Loops run along columns.
+
+// maximum[c] = max over rows, and what it was. A NaN is passed over.
+BIOMOE_ROW_KERNEL void column_maxima(float* maximum, const float* x, int64_t stride, int64_t rows,
+                                     int64_t columns) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = x + row * stride;
 #pragma omp simd
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
-    }
+    for (int64_t c = 0; c < columns; ++c) maximum[c] = from[c] > maximum[c] ? from[c] : maximum[c];
   }
-  for (; i < count; ++i) lanes[0] = std::max(lanes[0], x[i]);
-  return *std::max_element(lanes, lanes + kLanes);
 }
 
-// x = exp(x - shift), and the sum of it.
-BIOMOE_ROW_KERNEL float row_exponentials(float* x, int64_t count, float shift) {
-  float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) {
-    x[i] = exp_f32(x[i] - shift);
-    sum += x[i];
+// x = exp(x - shift[c]), and sum[c] += the sum over rows.
+BIOMOE_ROW_KERNEL void column_exponentials(float* x, int64_t stride, int64_t rows, int64_t columns,
+                                           const float* shift, float* sum) {
+  for (int64_t row = 0; row < rows; ++row) {
+    float* line = x + row * stride;
+#pragma omp simd
+    for (int64_t c = 0; c < columns; ++c) {
+      line[c] = exp_f32(line[c] - shift[c]);
+      sum[c] += line[c];
+    }
   }
-  return sum;
+}
+
+BIOMOE_ROW_KERNEL void scale_columns(float* x, int64_t stride, int64_t rows, int64_t columns,
+                                     const float* factor) {
+  for (int64_t row = 0; row < rows; ++row) {
+    float* line = x + row * stride;
+#pragma omp simd
+    for (int64_t c = 0; c < columns; ++c) line[c] *= factor[c];
+  }
+}
+
+// maximum is brought from `before` to the new one: factor = exp(before - maximum), sum *= factor. Where no
+// key was seen yet both are -inf.
+BIOMOE_ROW_KERNEL void rescale(const float* before, const float* maximum, float* shift, float* factor,
+                               float* sum, int64_t columns) {
+#pragma omp simd
+  for (int64_t c = 0; c < columns; ++c) {
+    shift[c] = maximum[c] == -std::numeric_limits<float>::infinity() ? 0.0f : maximum[c];
+    factor[c] = exp_f32(before[c] - shift[c]);
+    sum[c] *= factor[c];
+  }
 }
 
 BIOMOE_ROW_KERNEL void row_scaled(float* y, const float* x, int64_t count, float factor) {
@@ -58,17 +79,17 @@ BIOMOE_ROW_KERNEL float row_dot(const float* x, const float* y, int64_t count) {
 }
 
 // From scores and dp = d loss / d p: scores becomes p, dp becomes d loss / d scores.
-BIOMOE_ROW_KERNEL void row_score_gradients(float* scores, float* dp, int64_t count, float lse, float delta) {
+BIOMOE_ROW_KERNEL void score_gradients(float* scores, float* dp, int64_t stride, int64_t rows,
+                                       int64_t columns, const float* lse, const float* delta) {
+  for (int64_t row = 0; row < rows; ++row) {
+    float* p = scores + row * stride;
+    float* gradient = dp + row * stride;
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) {
-    scores[i] = exp_f32(scores[i] - lse);
-    dp[i] = scores[i] * (dp[i] - delta);
+    for (int64_t c = 0; c < columns; ++c) {
+      p[c] = exp_f32(p[c] - lse[c]);
+      gradient[c] = p[c] * (gradient[c] - delta[c]);
+    }
   }
-}
-
-void zero_outside(float* row, Range inside, int64_t count) {
-  std::fill(row, row + inside.begin, 0.0f);
-  std::fill(row + inside.end, row + count, 0.0f);
 }
 
 // A band of heads: head h of token t starts at data + t * stride + h * K.
@@ -83,34 +104,115 @@ struct Heads {
   int64_t width;
 };
 
-Matrix transposed(Matrix matrix) {
-  matrix.transposed = !matrix.transposed;
-  return matrix;
-}
-
 // A query block together with the key/value head that its group of query heads reads.
 struct Work {
   QueryBlock block;
   int64_t kv_head = 0;
 };
 
-// visit(row, token, head) for each row of the block's matrices; token counts from the start of the batch.
-template <typename Visit>
-void for_each_row(const AttentionBlocks& blocks, const Work& work, const Visit& visit) {
-  for (int64_t member = 0; member < blocks.group; ++member) {
-    for (int64_t i = 0; i < work.block.count; ++i) {
-      visit(member * work.block.count + i, work.block.sequence.begin + work.block.begin + i,
-            work.kv_head * blocks.group + member);
+// The rows of a band that belong to the columns of a block: at(c) is the head of column c.
+struct ColumnHeads {
+  ColumnHeads(const AttentionBlocks& blocks, const Work& work, const Heads& band, int64_t first_token)
+      : group(blocks.group),
+        head(work.kv_head * blocks.group),
+        token(work.block.sequence.begin + work.block.begin - first_token),
+        heads(band) {}
+  float* at(int64_t column) const { return heads.at(token + column / group, head + column % group); }
+  int64_t group, head, token;
+  const Heads& heads;
+};
+
+// columns[x * stride + c] = factor * element x of head c, for c < count; zero from there to `width`.
+void gather_columns(const ColumnHeads& heads, int64_t count, int64_t width, float factor, float* columns,
+                    int64_t stride) {
+  const int64_t elements = heads.heads.width;
+  int64_t c = 0;
+  for (; c + 4 <= count; c += 4) {
+    const std::array<const float*, 4> from{heads.at(c), heads.at(c + 1), heads.at(c + 2), heads.at(c + 3)};
+    int64_t x = 0;
+    for (; x + 4 <= elements; x += 4) {
+      const auto quads = transposed(
+          {load_quad(from[0] + x), load_quad(from[1] + x), load_quad(from[2] + x), load_quad(from[3] + x)});
+      for (size_t j = 0; j < 4; ++j) {
+        store_quad(columns + (x + static_cast<int64_t>(j)) * stride + c, quads[j] * factor);
+      }
     }
+    for (; x < elements; ++x) {
+      for (size_t j = 0; j < 4; ++j) columns[x * stride + c + static_cast<int64_t>(j)] = from[j][x] * factor;
+    }
+  }
+  for (; c < count; ++c) {
+    for (int64_t x = 0; x < elements; ++x) columns[x * stride + c] = heads.at(c)[x] * factor;
+  }
+  if (count == width) return;
+  for (int64_t x = 0; x < elements; ++x) {
+    std::fill(columns + x * stride + count, columns + x * stride + width, 0.0f);
   }
 }
 
-// visit(Range) for each chunk of the keys that the block sees, counted from the start of the sequence.
+// Head c = the elements of column c.
+void scatter_columns(const ColumnHeads& heads, int64_t count, const float* columns, int64_t stride) {
+  const int64_t elements = heads.heads.width;
+  int64_t c = 0;
+  for (; c + 4 <= count; c += 4) {
+    int64_t x = 0;
+    for (; x + 4 <= elements; x += 4) {
+      const float* from = columns + x * stride + c;
+      const auto quads = transposed({load_quad(from), load_quad(from + stride), load_quad(from + 2 * stride),
+                                     load_quad(from + 3 * stride)});
+      for (size_t j = 0; j < 4; ++j) store_quad(heads.at(c + static_cast<int64_t>(j)) + x, quads[j]);
+    }
+    for (; x < elements; ++x) {
+      for (int64_t j = c; j < c + 4; ++j) heads.at(j)[x] = columns[x * stride + j];
+    }
+  }
+  for (; c < count; ++c) {
+    for (int64_t x = 0; x < elements; ++x) heads.at(c)[x] = columns[x * stride + c];
+  }
+}
+
+// A chunk of keys, counted from the start of the sequence, and the columns that see some of them, in whole
+// blocks of the products' kernel.
+struct Chunk {
+  Range keys;
+  Range columns;
+};
+
+// The keys' heads of a chunk, to be read down columns by the products: copied, since the distance of tokens
+// is often a large power of two, which puts a column into few cache sets. Not for few columns, which read
+// each but once.
+Matrix columns_of(const AttentionBlocks& blocks, const Chunk& chunk, const Matrix& heads, float* copy) {
+  if (chunk.columns.count() <= kSgemmColumns) return {heads.data, heads.stride, true};
+  for (int64_t key = 0; key < chunk.keys.count(); ++key) {
+    std::copy_n(heads.data + key * heads.stride, blocks.shape.head_dim, copy + key * blocks.head_stride());
+  }
+  return {copy, blocks.head_stride(), true};
+}
+
+// visit(Chunk) for each chunk of the keys that the block sees.
 template <typename Visit>
 void for_each_chunk(const AttentionBlocks& blocks, const QueryBlock& block, const Visit& visit) {
   const int64_t end = block.begin + block.count;
   for (int64_t key = blocks.first_key(block.begin); key < end; key += blocks.kKeys) {
-    visit(Range{key, std::min(key + blocks.kKeys, end)});
+    const Range keys{key, std::min(key + blocks.kKeys, end)};
+    const Range queries = seeing_queries(blocks, block, keys);
+    visit(Chunk{keys,
+                {queries.begin * blocks.group / kSgemmColumns * kSgemmColumns,
+                 blocks.round_up(queries.end * blocks.group)}});
+  }
+}
+
+// x = `value` where a query of the chunk's columns does not see the key of the row.
+void fill_unseen(const AttentionBlocks& blocks, const QueryBlock& block, const Chunk& chunk, float value,
+                 float* x) {
+  for (int64_t row = 0; row < chunk.keys.count(); ++row) {
+    const int64_t key = chunk.keys.begin + row;
+    const Range queries = seeing_queries(blocks, block, {key, key + 1});
+    const int64_t begin = std::max(chunk.columns.begin, queries.begin * blocks.group);
+    const int64_t end = std::min(chunk.columns.end, queries.end * blocks.group);
+    float* line = x + row * blocks.stride();
+    std::fill(line + chunk.columns.begin, line + begin, value);
+    std::fill(line + std::max(begin, end), line + chunk.columns.end, value);
   }
 }
 
@@ -124,72 +226,70 @@ struct ForwardPass {
 
 struct ForwardScratch {
   ForwardScratch(Arena& arena, const AttentionBlocks& blocks)
-      : q(allocate_floats(arena, blocks.max_rows() * blocks.shape.head_dim)),
-        out(allocate_floats(arena, blocks.max_rows() * blocks.shape.head_dim)),
-        scores(allocate_floats(arena, blocks.max_rows() * blocks.kScoreStride)),
-        maximum(allocate_floats(arena, blocks.max_rows())),
-        sum(allocate_floats(arena, blocks.max_rows())) {}
-  float *q, *out, *scores, *maximum, *sum;
+      : q(allocate_floats(arena, blocks.shape.head_dim * blocks.stride())),
+        out(allocate_floats(arena, blocks.shape.head_dim * blocks.stride())),
+        scores(allocate_floats(arena, blocks.kKeys * blocks.stride())),
+        heads(allocate_floats(arena, blocks.kKeys * blocks.head_stride())),
+        maximum(allocate_floats(arena, blocks.stride())),
+        sum(allocate_floats(arena, blocks.stride())),
+        before(allocate_floats(arena, blocks.stride())),
+        shift(allocate_floats(arena, blocks.stride())) {}
+  // q and out: elements of a head x columns; scores: keys x columns; heads: of the values of a chunk; the
+  // others one for each column.
+  float *q, *out, *scores, *heads, *maximum, *sum, *before, *shift;
 };
 
 // Turns the scores of one chunk into exp(score - running maximum), and brings the sums and outputs of the
 // chunks before it to that maximum.
-void softmax_chunk(const AttentionBlocks& blocks, const QueryBlock& block, Range chunk, bool first,
+void softmax_chunk(const AttentionBlocks& blocks, const QueryBlock& block, const Chunk& chunk,
                    const ForwardScratch& scratch) {
-  const int64_t width = blocks.shape.head_dim;
-  for (int64_t row = 0; row < blocks.group * block.count; ++row) {
-    float* scores = scratch.scores + row * blocks.kScoreStride;
-    const Range inside = visible_keys(blocks, block.begin + row % block.count, chunk);
-    zero_outside(scores, inside, chunk.count());
-    if (first) {
-      scratch.maximum[row] = -std::numeric_limits<float>::infinity();
-      scratch.sum[row] = 0.0f;
-    }
-    if (inside.count() == 0) continue;
-    const float before = scratch.maximum[row];
-    const float maximum = std::max(before, row_maximum(scores + inside.begin, inside.count()));
-    const float kept = exp_f32(before - maximum);
-    const float sum = row_exponentials(scores + inside.begin, inside.count(), maximum);
-    scratch.sum[row] = scratch.sum[row] * kept + sum;
-    scratch.maximum[row] = maximum;
-    if (!first) row_scaled(scratch.out + row * width, scratch.out + row * width, width, kept);
-  }
+  const int64_t stride = blocks.stride(), first = chunk.columns.begin, columns = chunk.columns.count();
+  float* scores = scratch.scores + first;
+  float *maximum = scratch.maximum + first, *before = scratch.before + first, *shift = scratch.shift + first;
+  float* sum = scratch.sum + first;
+  fill_unseen(blocks, block, chunk, -std::numeric_limits<float>::infinity(), scratch.scores);
+  std::copy_n(maximum, columns, before);
+  column_maxima(maximum, scores, stride, chunk.keys.count(), columns);
+  rescale(before, maximum, shift, before, sum, columns);
+  scale_columns(scratch.out + first, stride, blocks.shape.head_dim, columns, before);
+  column_exponentials(scores, stride, chunk.keys.count(), columns, shift, sum);
 }
 
 void forward_block(const ForwardPass& pass, const Work& work, const ForwardScratch& scratch) {
   const AttentionBlocks& blocks = pass.blocks;
-  const int64_t width = blocks.shape.head_dim;
-  const int64_t rows = blocks.group * work.block.count;
+  const int64_t width = blocks.shape.head_dim, stride = blocks.stride();
+  const int64_t count = blocks.group * work.block.count, columns = blocks.round_up(count);
   const int64_t first_token = work.block.sequence.begin;
-  for_each_row(blocks, work, [&](int64_t row, int64_t token, int64_t head) {
-    row_scaled(scratch.q + row * width, pass.q.at(token - pass.first_query, head), width, blocks.scale);
+  gather_columns({blocks, work, pass.q, pass.first_query}, count, columns, blocks.scale, scratch.q, stride);
+  std::fill_n(scratch.out, width * stride, 0.0f);
+  std::fill_n(scratch.sum, columns, 0.0f);
+  std::fill_n(scratch.maximum, columns, -std::numeric_limits<float>::infinity());
+  for_each_chunk(blocks, work.block, [&](const Chunk& chunk) {
+    const int64_t token = first_token + chunk.keys.begin, first = chunk.columns.begin;
+    sgemm_in_place({.data = scratch.scores + first,
+                    .stride = stride,
+                    .rows = chunk.keys.count(),
+                    .columns = chunk.columns.count(),
+                    .inner = width},
+                   pass.k.matrix(token, work.kv_head), scratch.q + first, stride);
+    softmax_chunk(blocks, work.block, chunk, scratch);
+    sgemm_in_place({.data = scratch.out + first,
+                    .stride = stride,
+                    .rows = width,
+                    .columns = chunk.columns.count(),
+                    .inner = chunk.keys.count(),
+                    .accumulate = true},
+                   columns_of(blocks, chunk, pass.v.matrix(token, work.kv_head), scratch.heads),
+                   scratch.scores + first, stride);
   });
-  bool first = true;
-  for_each_chunk(blocks, work.block, [&](Range chunk) {
-    const int64_t token = first_token + chunk.begin;
-    const Matrix scores{scratch.scores, blocks.kScoreStride, false};
-    sgemm({.data = scratch.scores,
-           .stride = blocks.kScoreStride,
-           .rows = rows,
-           .columns = chunk.count(),
-           .inner = width},
-          {scratch.q, width, false}, transposed(pass.k.matrix(token, work.kv_head)));
-    softmax_chunk(blocks, work.block, chunk, first, scratch);
-    sgemm({.data = scratch.out,
-           .stride = width,
-           .rows = rows,
-           .columns = width,
-           .inner = chunk.count(),
-           .accumulate = !first},
-          scores, pass.v.matrix(token, work.kv_head));
-    first = false;
-  });
-  for_each_row(blocks, work, [&](int64_t row, int64_t token, int64_t head) {
-    float* out = pass.out.at(token - pass.first_query, head);
-    row_scaled(out, scratch.out + row * width, width, 1.0f / scratch.sum[row]);
-    if (pass.lse)
-      pass.lse[head * pass.lse_stride + token] = scratch.maximum[row] + std::log(scratch.sum[row]);
-  });
+  for (int64_t c = 0; c < count; ++c) {
+    const int64_t head = work.kv_head * blocks.group + c % blocks.group;
+    const int64_t token = first_token + work.block.begin + c / blocks.group;
+    if (pass.lse) pass.lse[head * pass.lse_stride + token] = scratch.maximum[c] + std::log(scratch.sum[c]);
+    scratch.sum[c] = 1.0f / scratch.sum[c];
+  }
+  scale_columns(scratch.out, stride, width, count, scratch.sum);
+  scatter_columns({blocks, work, pass.out, pass.first_query}, count, scratch.out, stride);
 }
 
 // Row sums of dk and dv for the keys of one sequence and head.
@@ -220,93 +320,106 @@ struct BackwardPass {
 
 struct BackwardScratch {
   BackwardScratch(Arena& arena, const AttentionBlocks& blocks)
-      : q(allocate_floats(arena, blocks.max_rows() * blocks.shape.head_dim)),
-        dout(allocate_floats(arena, blocks.max_rows() * blocks.shape.head_dim)),
-        dq(allocate_floats(arena, blocks.max_rows() * blocks.shape.head_dim)),
-        scores(allocate_floats(arena, blocks.max_rows() * blocks.kScoreStride)),
-        dscores(allocate_floats(arena, blocks.max_rows() * blocks.kScoreStride)),
-        lse(allocate_floats(arena, blocks.max_rows())),
-        delta(allocate_floats(arena, blocks.max_rows())) {}
-  float *q, *dout, *dq, *scores, *dscores, *lse, *delta;
+      : q(allocate_floats(arena, blocks.shape.head_dim * blocks.stride())),
+        dout(allocate_floats(arena, blocks.shape.head_dim * blocks.stride())),
+        dq(allocate_floats(arena, blocks.shape.head_dim * blocks.stride())),
+        q_rows(allocate_floats(arena, blocks.max_columns() * blocks.head_stride())),
+        dout_rows(allocate_floats(arena, blocks.max_columns() * blocks.head_stride())),
+        scores(allocate_floats(arena, blocks.kKeys * blocks.stride())),
+        heads(allocate_floats(arena, blocks.kKeys * blocks.head_stride())),
+        dscores(allocate_floats(arena, blocks.kKeys * blocks.stride())),
+        lse(allocate_floats(arena, blocks.stride())),
+        delta(allocate_floats(arena, blocks.stride())) {}
+  // q, dout and dq: elements of a head x columns; q_rows and dout_rows: columns x elements of a head; scores:
+  // keys x columns; heads: of the keys of a chunk; lse and delta: one for each column.
+  float *q, *dout, *dq, *q_rows, *dout_rows, *scores, *heads, *dscores, *lse, *delta;
 };
 
 void gather_block(const BackwardPass& pass, const Work& work, const BackwardScratch& scratch) {
-  const int64_t width = pass.blocks.shape.head_dim;
-  for_each_row(pass.blocks, work, [&](int64_t row, int64_t token, int64_t head) {
-    const float* dout = pass.dout.at(token, head);
-    row_scaled(scratch.q + row * width, pass.q.at(token, head), width, pass.blocks.scale);
-    std::copy_n(dout, width, scratch.dout + row * width);
-    scratch.lse[row] = pass.lse[head * pass.lse_stride + token];
-    scratch.delta[row] = row_dot(dout, pass.out.at(token, head), width);
-  });
+  const AttentionBlocks& blocks = pass.blocks;
+  const int64_t width = blocks.shape.head_dim, stride = blocks.stride(), row_stride = blocks.head_stride();
+  const int64_t count = blocks.group * work.block.count, columns = blocks.round_up(count);
+  const ColumnHeads q(blocks, work, pass.q, 0), dout(blocks, work, pass.dout, 0),
+      out(blocks, work, pass.out, 0);
+  gather_columns(q, count, columns, blocks.scale, scratch.q, stride);
+  gather_columns(dout, count, columns, 1.0f, scratch.dout, stride);
+  for (int64_t c = 0; c < count; ++c) {
+    const int64_t head = work.kv_head * blocks.group + c % blocks.group;
+    const int64_t token = work.block.sequence.begin + work.block.begin + c / blocks.group;
+    row_scaled(scratch.q_rows + c * row_stride, q.at(c), width, blocks.scale);
+    std::copy_n(dout.at(c), width, scratch.dout_rows + c * row_stride);
+    scratch.lse[c] = pass.lse[head * pass.lse_stride + token];
+    scratch.delta[c] = row_dot(dout.at(c), out.at(c), width);
+  }
+  std::fill(scratch.lse + count, scratch.lse + columns, 0.0f);
+  std::fill(scratch.delta + count, scratch.delta + columns, 0.0f);
 }
 
 // Probabilities and gradients of the scores of one chunk.
-void chunk_score_gradients(const BackwardPass& pass, const Work& work, Range chunk,
+void chunk_score_gradients(const BackwardPass& pass, const Work& work, const Chunk& chunk,
                            const BackwardScratch& scratch) {
   const AttentionBlocks& blocks = pass.blocks;
   const QueryBlock& block = work.block;
-  const int64_t width = blocks.shape.head_dim;
-  const int64_t rows = blocks.group * block.count;
-  const int64_t token = block.sequence.begin + chunk.begin;
-  Product scores{.data = scratch.scores,
-                 .stride = blocks.kScoreStride,
-                 .rows = rows,
-                 .columns = chunk.count(),
-                 .inner = width};
-  sgemm(scores, {scratch.q, width, false}, transposed(pass.k.matrix(token, work.kv_head)));
-  scores.data = scratch.dscores;
-  sgemm(scores, {scratch.dout, width, false}, transposed(pass.v.matrix(token, work.kv_head)));
-  for (int64_t row = 0; row < rows; ++row) {
-    float* p = scratch.scores + row * blocks.kScoreStride;
-    float* dp = scratch.dscores + row * blocks.kScoreStride;
-    const int64_t query = block.begin + row % block.count;
-    const Range inside = visible_keys(blocks, query, chunk);
-    zero_outside(p, inside, chunk.count());
-    zero_outside(dp, inside, chunk.count());
-    row_score_gradients(p + inside.begin, dp + inside.begin, inside.count(), scratch.lse[row],
-                        scratch.delta[row]);
-    // The softmax of one score is constant. What dp - delta leaves there is rounding, which an optimiser that
-    // divides by the gradient's size would take for a direction.
-    if (blocks.first_key(query) == query) std::fill_n(dp + inside.begin, inside.count(), 0.0f);
+  const int64_t stride = blocks.stride(), first = chunk.columns.begin;
+  const int64_t token = block.sequence.begin + chunk.keys.begin;
+  Product scores{.data = scratch.scores + first,
+                 .stride = stride,
+                 .rows = chunk.keys.count(),
+                 .columns = chunk.columns.count(),
+                 .inner = blocks.shape.head_dim};
+  sgemm_in_place(scores, pass.k.matrix(token, work.kv_head), scratch.q + first, stride);
+  scores.data = scratch.dscores + first;
+  sgemm_in_place(scores, pass.v.matrix(token, work.kv_head), scratch.dout + first, stride);
+  score_gradients(scratch.scores + first, scratch.dscores + first, stride, chunk.keys.count(),
+                  chunk.columns.count(), scratch.lse + first, scratch.delta + first);
+  fill_unseen(blocks, block, chunk, 0.0f, scratch.scores);
+  fill_unseen(blocks, block, chunk, 0.0f, scratch.dscores);
+  // The softmax of one score is constant. What dp - delta leaves there is rounding, which an optimiser that
+  // divides by the gradient's size would take for a direction.
+  for (int64_t i = 0; i < block.count; ++i) {
+    if (blocks.first_key(block.begin + i) < block.begin + i) continue;
+    for (int64_t row = 0; row < chunk.keys.count(); ++row) {
+      std::fill_n(scratch.dscores + row * stride + i * blocks.group, blocks.group, 0.0f);
+    }
   }
 }
 
 void backward_block(const BackwardPass& pass, const Work& work, int64_t part,
                     const BackwardScratch& scratch) {
   const AttentionBlocks& blocks = pass.blocks;
-  const int64_t width = blocks.shape.head_dim;
-  const int64_t rows = blocks.group * work.block.count;
+  const int64_t width = blocks.shape.head_dim, stride = blocks.stride();
+  const int64_t count = blocks.group * work.block.count;
   gather_block(pass, work, scratch);
-  bool first = true;
-  for_each_chunk(blocks, work.block, [&](Range chunk) {
-    const int64_t token = work.block.sequence.begin + chunk.begin;
+  std::fill_n(scratch.dq, width * stride, 0.0f);
+  for_each_chunk(blocks, work.block, [&](const Chunk& chunk) {
+    const int64_t token = work.block.sequence.begin + chunk.keys.begin, first = chunk.columns.begin;
     chunk_score_gradients(pass, work, chunk, scratch);
     const KeyGradients sums = pass.key_gradients(part, token, work.kv_head);
-    const Matrix p{scratch.scores, blocks.kScoreStride, false};
-    const Matrix dscores{scratch.dscores, blocks.kScoreStride, false};
     Product sum{.data = sums.dv,
                 .stride = sums.dv_stride,
-                .rows = chunk.count(),
+                .rows = chunk.keys.count(),
                 .columns = width,
-                .inner = rows,
+                .inner = std::min(chunk.columns.end, count) - first,
                 .accumulate = true};
-    sgemm(sum, transposed(p), {scratch.dout, width, false});
+    sgemm_in_place(sum, {scratch.scores + first, stride, false},
+                   scratch.dout_rows + first * blocks.head_stride(), blocks.head_stride());
     sum.data = sums.dk;
     sum.stride = sums.dk_stride;
-    sgemm(sum, transposed(dscores), {scratch.q, width, false});
-    sgemm({.data = scratch.dq,
-           .stride = width,
-           .rows = rows,
-           .columns = width,
-           .inner = chunk.count(),
-           .accumulate = !first},
-          dscores, pass.k.matrix(token, work.kv_head));
-    first = false;
+    sgemm_in_place(sum, {scratch.dscores + first, stride, false},
+                   scratch.q_rows + first * blocks.head_stride(), blocks.head_stride());
+    sgemm_in_place({.data = scratch.dq + first,
+                    .stride = stride,
+                    .rows = width,
+                    .columns = chunk.columns.count(),
+                    .inner = chunk.keys.count(),
+                    .accumulate = true},
+                   columns_of(blocks, chunk, pass.k.matrix(token, work.kv_head), scratch.heads),
+                   scratch.dscores + first, stride);
   });
-  for_each_row(blocks, work, [&](int64_t row, int64_t token, int64_t head) {
-    row_scaled(pass.dq.at(token, head), scratch.dq + row * width, width, blocks.scale);
-  });
+  for (int64_t x = 0; x < width; ++x) {
+    row_scaled(scratch.dq + x * stride, scratch.dq + x * stride, count, blocks.scale);
+  }
+  scatter_columns({blocks, work, pass.dq, 0}, count, scratch.dq, stride);
 }
 
 // Every parts-th query block of a sequence, from block `part`: parts of nearly the same work.

@@ -8,29 +8,37 @@
 #include <span>
 
 #include "biomoe/backend/cpu/parallel.h"
+#include "biomoe/backend/cpu/sgemm.h"
 #include "biomoe/ops/attention.h"
 
 namespace biomoe::cpu {
 
 // Sizes that follow from the shape alone.
+//
+// The query heads of a key/value head are worked on together, as columns [token][head in group] of matrices
+// whose rows are keys or elements of a head: one product serves them all, the softmax runs down columns,
+// many of which fit a vector, and keys and values are read where they lie.
 struct AttentionBlocks {
   explicit AttentionBlocks(const AttentionShape& shape_in)
       : shape(shape_in),
         group(shape.num_heads / shape.num_key_value_heads),
-        tokens(std::clamp<int64_t>(kRows / group, kMinTokens, kMaxTokens)),
+        tokens(std::clamp<int64_t>(kColumns / group, kMinTokens, kColumns)),
         scale(static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)))) {}
 
-  // The query heads of a key/value head are worked on together, as rows [head in group][token] of one matrix,
-  // so that one product serves them all.
-  int64_t max_rows() const { return group * tokens; }
+  int64_t max_columns() const { return round_up(group * tokens); }
+  // Between rows of those matrices: not a power of two, which would put a column into few cache sets.
+  int64_t stride() const { return max_columns() + kOddLines; }
+  // Between rows [column][element of a head].
+  int64_t head_stride() const { return round_up(shape.head_dim) + kOddLines; }
   // Keys [first, end) of a sequence that some query of [begin, end) sees.
   int64_t first_key(int64_t begin) const {
     return shape.window ? std::max<int64_t>(0, begin - *shape.window + 1) : 0;
   }
 
-  // Between rows of scores: not a power of two, which would put a column into few cache sets.
-  static constexpr int64_t kKeys = 512;  // of a chunk; scores of a block stay in the level 2 cache
-  static constexpr int64_t kScoreStride = kKeys + 16;
+  // As the products' kernel reads them.
+  static int64_t round_up(int64_t columns) { return ceil_div(columns, kSgemmColumns) * kSgemmColumns; }
+
+  static constexpr int64_t kKeys = 192;  // of a chunk; scores of a block stay in the level 2 cache
 
   AttentionShape shape;
   int64_t group;   // H / G
@@ -38,9 +46,9 @@ struct AttentionBlocks {
   float scale;     // 1 / sqrt(K)
 
  private:
-  static constexpr int64_t kRows = 128;
-  static constexpr int64_t kMinTokens = 16;
-  static constexpr int64_t kMaxTokens = 64;  // half a block is computed and masked on the diagonal
+  static constexpr int64_t kColumns = 64;  // half a block of tokens is computed and masked on the diagonal
+  static constexpr int64_t kMinTokens = 8;
+  static constexpr int64_t kOddLines = 16;
 };
 
 // Tokens [begin, end) of the batch.
@@ -70,11 +78,14 @@ std::span<const QueryBlock> list_query_blocks(Arena& scratch, const AttentionBlo
 // since the parts' sums of dk and dv are added up afterwards.
 int64_t backward_parts(const AttentionBlocks& blocks, int64_t sequences);
 
-// The keys of one chunk that one query sees, counted from the start of the chunk.
-inline Range visible_keys(const AttentionBlocks& blocks, int64_t query, Range chunk) {
-  const int64_t end = std::clamp(query + 1, chunk.begin, chunk.end);
-  const int64_t begin = std::clamp(blocks.first_key(query), chunk.begin, end);
-  return {begin - chunk.begin, end - chunk.begin};
+// The queries of a block that see one of the keys, counted from the start of the block. Keys count from the
+// start of the sequence.
+inline Range seeing_queries(const AttentionBlocks& blocks, const QueryBlock& block, Range keys) {
+  const int64_t begin = std::clamp<int64_t>(keys.begin - block.begin, 0, block.count);
+  const int64_t end = blocks.shape.window
+                          ? std::clamp(keys.end - 1 + *blocks.shape.window - block.begin, begin, block.count)
+                          : block.count;
+  return {begin, end};
 }
 
 }  // namespace biomoe::cpu

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "biomoe/backend/cpu/parallel.h"
+#include "biomoe/backend/cpu/transpose.h"
 
 namespace biomoe::cpu {
 namespace {
@@ -28,9 +28,9 @@ constexpr int64_t kVectorBytes = 16;
 constexpr int64_t kRows = 6;
 #endif
 typedef float Vector __attribute__((vector_size(kVectorBytes)));
-typedef float Quad __attribute__((vector_size(16)));
 constexpr int64_t kLanes = kVectorBytes / static_cast<int64_t>(sizeof(float));
-constexpr int64_t kColumns = 2 * kLanes;
+constexpr int64_t kColumns = kSgemmColumns;
+static_assert(kColumns == 2 * kLanes);
 
 // A block of b stays in the level 2 cache, and kRows rows of a in the level 1 cache while the block passes
 // by.
@@ -42,30 +42,21 @@ static_assert(kBlockRows % kRows == 0 && kBlockColumns % kColumns == 0);
 alignas(128) thread_local float packed_a[kBlockRows * kDepth];
 alignas(128) thread_local float packed_b[kBlockColumns * kDepth];
 
-template <typename V>
-V load(const float* from) {
-  V vector;
+Vector load(const float* from) {
+  Vector vector;
   std::memcpy(&vector, from, sizeof(vector));
   return vector;
 }
 
-template <typename V>
-void store(float* to, V vector) {
+void store(float* to, Vector vector) {
   std::memcpy(to, &vector, sizeof(vector));
 }
 
 // to[j * to_stride + i] = from[i * from_stride + j] for i, j < 4.
 inline void transpose_4x4(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
-  const Quad a = load<Quad>(from), b = load<Quad>(from + from_stride);
-  const Quad c = load<Quad>(from + 2 * from_stride), d = load<Quad>(from + 3 * from_stride);
-  const Quad ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5),
-             ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-  const Quad cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5),
-             cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-  store(to, __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5));
-  store(to + to_stride, __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7));
-  store(to + 2 * to_stride, __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5));
-  store(to + 3 * to_stride, __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7));
+  const auto columns = transposed({load_quad(from), load_quad(from + from_stride),
+                                   load_quad(from + 2 * from_stride), load_quad(from + 3 * from_stride)});
+  for (int64_t j = 0; j < 4; ++j) store_quad(to + j * to_stride, columns[static_cast<size_t>(j)]);
 }
 
 // An operand seen as `count` lines (rows of a, columns of b) of `depth` elements.
@@ -146,7 +137,7 @@ template <int64_t width>
   pack_rest<width>(last, count - whole, depth, packed + whole * depth);
 }
 
-// Where element (row, k) of kRows rows of a lies: at row * row_step + k * depth_step.
+// Where element (row, k) of an operand's panel lies: at row * row_step + k * depth_step.
 struct PackedSteps {
   static constexpr int64_t row_step = 1;
   static constexpr int64_t depth_step = kRows;
@@ -155,33 +146,45 @@ struct RowMajorSteps {
   int64_t row_step;
   static constexpr int64_t depth_step = 1;
 };
+struct ColumnMajorSteps {
+  static constexpr int64_t row_step = 1;
+  int64_t depth_step;
+};
+// And element (k, column) of b's, columns side by side.
+struct PackedColumns {
+  static constexpr int64_t depth_step = kColumns;
+};
+struct RowsOfB {
+  int64_t depth_step;
+};
 
-// c (kRows x kColumns) = or += kRows rows of a times a panel of b.
-template <bool accumulate, typename Steps>
-[[gnu::noinline]] void multiply_panel(const float* a, Steps steps, const float* b, int64_t depth, float* c,
-                                      int64_t stride) {
-  Vector sums[kRows][2] = {};
+// c (rows x kColumns) = or += rows of a times kColumns columns of b.
+template <bool accumulate, int64_t rows, typename Steps, typename StepsOfB>
+[[gnu::noinline]] void multiply_panel(const float* a, Steps steps, const float* b, StepsOfB steps_of_b,
+                                      int64_t depth, float* c, int64_t stride) {
+  Vector sums[rows][2] = {};
   if constexpr (accumulate) {  // to have come when the sums are ready
-    for (int64_t i = 0; i < kRows; ++i) {
+    for (int64_t i = 0; i < rows; ++i) {
       __builtin_prefetch(c + i * stride, 1);
       __builtin_prefetch(c + i * stride + kColumns - 1, 1);
     }
   }
   for (int64_t k = 0; k < depth; ++k) {
-    const Vector b0 = load<Vector>(b + k * kColumns), b1 = load<Vector>(b + k * kColumns + kLanes);
+    const float* row_of_b = b + k * steps_of_b.depth_step;
+    const Vector b0 = load(row_of_b), b1 = load(row_of_b + kLanes);
 #pragma GCC unroll 16
-    for (int64_t i = 0; i < kRows; ++i) {
+    for (int64_t i = 0; i < rows; ++i) {
       const Vector lanes = a[i * steps.row_step + k * steps.depth_step] - Vector{};
       sums[i][0] += lanes * b0;
       sums[i][1] += lanes * b1;
     }
   }
 #pragma GCC unroll 16
-  for (int64_t i = 0; i < kRows; ++i) {
+  for (int64_t i = 0; i < rows; ++i) {
     float* row = c + i * stride;
     if constexpr (accumulate) {
-      sums[i][0] += load<Vector>(row);
-      sums[i][1] += load<Vector>(row + kLanes);
+      sums[i][0] += load(row);
+      sums[i][1] += load(row + kLanes);
     }
     store(row, sums[i][0]);
     store(row + kLanes, sums[i][1]);
@@ -200,13 +203,15 @@ struct BlockOfA {
   template <bool accumulate>
   void multiply(int64_t row, int64_t rows, int64_t column, const float* b, float* c, int64_t stride) const {
     if (matrix.transposed || rows < kRows) {
-      multiply_panel<accumulate>(packed_a + row * depth, PackedSteps{}, b, depth, c, stride);
+      multiply_panel<accumulate, kRows>(packed_a + row * depth, PackedSteps{}, b, PackedColumns{}, depth, c,
+                                        stride);
     } else {
       const float* panel = matrix.data + row * matrix.stride;
       if (column < depth) {  // a line of each of the next rows
         for (int64_t i = 0; i < kRows; ++i) __builtin_prefetch(panel + (kRows + i) * matrix.stride + column);
       }
-      multiply_panel<accumulate>(panel, RowMajorSteps{matrix.stride}, b, depth, c, stride);
+      multiply_panel<accumulate, kRows>(panel, RowMajorSteps{matrix.stride}, b, PackedColumns{}, depth, c,
+                                        stride);
     }
   }
   Matrix matrix;
@@ -231,6 +236,39 @@ void multiply_block(const Product& c, const BlockOfA& a) {
         std::copy_n(part + i * c.stride, columns, whole + i * kColumns);
       }
       a.multiply<accumulate>(row, rows, column, b, whole, kColumns);
+      for (int64_t i = 0; i < rows; ++i) std::copy_n(whole + i * kColumns, columns, part + i * c.stride);
+    }
+  }
+}
+
+// multiply_panel for a number of rows known only here: for the last few rows of a matrix.
+template <bool accumulate, typename Steps, int64_t rows = kRows>
+void multiply_rows(int64_t count, const float* a, Steps steps, const float* b, RowsOfB steps_of_b,
+                   int64_t depth, float* c, int64_t stride) {
+  if (count == rows) {
+    multiply_panel<accumulate, rows>(a, steps, b, steps_of_b, depth, c, stride);
+  } else if constexpr (rows > 1) {
+    multiply_rows<accumulate, Steps, rows - 1>(count, a, steps, b, steps_of_b, depth, c, stride);
+  }
+}
+
+template <bool accumulate, typename Steps>
+void multiply_in_place(const Product& c, const float* a, Steps steps, const float* b, RowsOfB steps_of_b) {
+  for (int64_t row = 0; row < c.rows; row += kRows) {
+    const int64_t rows = std::min(kRows, c.rows - row);
+    const float* panel = a + row * steps.row_step;
+    for (int64_t column = 0; column < c.columns; column += kColumns) {
+      const int64_t columns = std::min(kColumns, c.columns - column);
+      float* part = c.data + row * c.stride + column;
+      if (columns == kColumns) {
+        multiply_rows<accumulate>(rows, panel, steps, b + column, steps_of_b, c.inner, part, c.stride);
+        continue;
+      }
+      float whole[kRows * kColumns] = {};
+      for (int64_t i = 0; accumulate && i < rows; ++i) {
+        std::copy_n(part + i * c.stride, columns, whole + i * kColumns);
+      }
+      multiply_rows<accumulate>(rows, panel, steps, b + column, steps_of_b, c.inner, whole, kColumns);
       for (int64_t i = 0; i < rows; ++i) std::copy_n(whole + i * kColumns, columns, part + i * c.stride);
     }
   }
@@ -287,6 +325,21 @@ void sgemm(const Product& c, const Matrix& a, const Matrix& b) {
   }
 }
 
+void sgemm_in_place(const Product& c, const Matrix& a, const float* b, int64_t b_stride) {
+  const auto multiply = [&](auto steps) {
+    if (c.accumulate) {
+      multiply_in_place<true>(c, a.data, steps, b, RowsOfB{b_stride});
+    } else {
+      multiply_in_place<false>(c, a.data, steps, b, RowsOfB{b_stride});
+    }
+  };
+  if (a.transposed) {
+    multiply(ColumnMajorSteps{a.stride});
+  } else {
+    multiply(RowMajorSteps{a.stride});
+  }
+}
+
 Tiling tile_product(const Product& c, const Matrix& a, int64_t enough_tiles) {
   if (c.rows == 0 || c.columns == 0) return {};
   const int64_t kMaxRows = a.transposed ? 384 : 512;
@@ -309,10 +362,12 @@ Tiling tile_product(const Product& c, const Matrix& a, int64_t enough_tiles) {
   }
 }
 
-void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile) {
+void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, const Tile& tile) {
   // Neighbouring tiles share their rows of a and go through b.
-  const Range rows = split_rows(c.rows, tiling.row_tiles, tile / tiling.column_tiles);
-  const Range columns = split_range(c.columns, tiling.column_tiles, tile % tiling.column_tiles);
+  const Range tile_rows = split_rows(c.rows, tiling.row_tiles, tile.index / tiling.column_tiles);
+  const Range part = split_rows(tile_rows.count(), tile.parts, tile.part);
+  const Range rows{tile_rows.begin + part.begin, tile_rows.begin + part.end};
+  const Range columns = split_range(c.columns, tiling.column_tiles, tile.index % tiling.column_tiles);
   sgemm(part_of(c, rows, columns), shifted(a, rows.begin, 0), shifted(b, 0, columns.begin));
 }
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "biomoe/backend/cpu/parallel.h"
+
 namespace biomoe::cpu {
 
 // An operand as it lies in memory; `stride` elements from one row to the next.
@@ -26,6 +28,20 @@ struct Product {
 // allocates nor throws. An element of c depends on its row of a and its column of b alone, to the bit.
 void sgemm(const Product& c, const Matrix& a, const Matrix& b);
 
+// Columns of the block of the result that the kernel keeps in registers: two of the widest vectors.
+#if defined(__AVX512F__)
+inline constexpr int64_t kSgemmColumns = 32;
+#elif defined(__AVX__)
+inline constexpr int64_t kSgemmColumns = 16;
+#else
+inline constexpr int64_t kSgemmColumns = 8;
+#endif
+
+// As sgemm, but nothing is copied: for operands that lie in the caches near the core, with strides that are
+// no multiples of a large power of two. b is row-major; its rows must be readable to a multiple of
+// kSgemmColumns.
+void sgemm_in_place(const Product& c, const Matrix& a, const float* b, int64_t b_stride);
+
 // How a product is cut into tiles that different threads may compute. It depends on the
 // sizes and orders alone, so that the order of every sum, and with it the result, is the same for any number
 // of threads.
@@ -38,7 +54,7 @@ struct Tiling {
 inline constexpr int64_t kEnoughTiles = 16;
 Tiling tile_product(const Product& c, const Matrix& a, int64_t enough_tiles = kEnoughTiles);
 
-// Computes tile `tile` of [0, tiling.count()).
-void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile);
+// Computes a tile of [0, tiling.count()), or a part of one.
+void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, const Tile& tile);
 
 }  // namespace biomoe::cpu
