@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/commands.h"
+#include "biomoe/config/fields.h"
 #include "biomoe/core/file.h"
 #include "biomoe/data/dataset.h"
 #include "biomoe/data/markov.h"
@@ -18,6 +19,7 @@ struct EvalOptions {
   std::vector<std::string> data;
   std::vector<int> markov;
   double holdout_fraction = 0.0;
+  std::string device{kDeviceChoiceNames[0]};
   int64_t num_threads = 0, max_seq_length = 0, stride = -1;
 };
 
@@ -38,7 +40,9 @@ void print_row(const std::string& name, const nlohmann::json& score) {
 void run(const EvalOptions& options) {
   if (!options.json.empty()) require_creatable(options.json);
   LoadedModel loaded = load_model(
-      options.checkpoint, {.num_threads = options.num_threads, .max_seq_length = options.max_seq_length});
+      options.checkpoint, {.device = choice_of<DeviceChoice>("--device", options.device, kDeviceChoiceNames),
+                           .num_threads = options.num_threads,
+                           .max_seq_length = options.max_seq_length});
   DataConfig data = loaded.data;
   data.path = options.data;
   data.validation_path.clear();
@@ -59,10 +63,12 @@ void run(const EvalOptions& options) {
   const Evaluation evaluation =
       evaluate(*loaded.model, part, loaded.vocabulary, validation_loader_options(data));
   nlohmann::json report = {{"checkpoint", loaded.path},
+                           {"device", describe_device(*loaded.model)},
                            {"holdout_fraction", options.holdout_fraction},
                            {"total", score_json(evaluation.bases, evaluation.nats)},
                            {"records", nlohmann::json::array()},
                            {"markov", nlohmann::json::array()}};
+  fmt::print("on {}\n", describe_device(*loaded.model));
   fmt::print("{:<28} {:>12} {:>11} {:>11} {:>11}\n", "", "bases", "nats/base", "bits/base", "perplexity");
   for (const RecordScore& record : evaluation.records) {
     nlohmann::json score = score_json(record.bases, record.nats);
@@ -106,6 +112,7 @@ void add_eval(CLI::App& app) {
       ->check(CLI::PositiveNumber);
   command->add_option("--stride", options->stride, "tokens of context that windows share")
       ->check(CLI::NonNegativeNumber);
+  command->add_option("--device", options->device, "auto, cpu or cuda");
   command->add_option("--threads", options->num_threads, "CPU threads; default: all");
   command->callback([options] { run(*options); });
 }

@@ -1,5 +1,6 @@
 #include "biomoe/train/generate.h"
 #include "apps/commands.h"
+#include "biomoe/config/fields.h"
 
 namespace biomoe::apps {
 namespace {
@@ -23,6 +24,7 @@ void add_generate(CLI::App& app) {
     std::string checkpoint;
     GenerateOptions generate;
     LoadOptions load;
+    std::string device{kDeviceChoiceNames[0]};
   };
   auto options = std::make_shared<Options>();
   command->add_option("--checkpoint", options->checkpoint, "run, checkpoint or Hugging Face folder")
@@ -35,10 +37,13 @@ void add_generate(CLI::App& app) {
   command->add_option("--seed", options->generate.seed, "of the draws");
   command->add_option("--max-seq-length", options->load.max_seq_length,
                       "window of prompt and continuation; default: that of the run");
+  command->add_option("--device", options->device, "auto, cpu or cuda");
   command->add_option("--threads", options->load.num_threads, "CPU threads; default: all");
   command->callback([options] {
+    options->load.device = choice_of<DeviceChoice>("--device", options->device, kDeviceChoiceNames);
     LoadedModel loaded = load_model(options->checkpoint, options->load);
     const Generated result = generate(loaded, options->generate);
+    fmt::print(stderr, "on {}\n", describe_device(*loaded.model));
     fmt::print("{}{}\n", options->generate.prompt, result.text);
     explain_stop(result, options->generate.max_new_tokens, loaded.model->limits().max_seqlen);
   });

@@ -20,8 +20,10 @@ void print_gpu() {
              gpu.name, gpu.compute_capability / 10, gpu.compute_capability % 10, gpu.multiprocessors,
              static_cast<double>(gpu.free_bytes) / 0x1p30, static_cast<double>(gpu.memory_bytes) / 0x1p30);
   fmt::print("           driver {}, runtime {}\n", gpu.driver, gpu.runtime);
-  fmt::print("           bf16; expert_ffn_mode: {}\n",
-             hopper ? "loop, grouped_linear, fused_grouped_mlp (auto)" : "loop (auto)");
+  const int generation = gpu.compute_capability / 10;
+  fmt::print("           bf16; expert_ffn_mode: {}; attention: {}\n",
+             hopper ? "loop, grouped_linear, fused_grouped_mlp (auto)" : "loop (auto)",
+             generation == 9 || generation == 10 ? "cuDNN" : "in tiles");
 }
 
 }  // namespace

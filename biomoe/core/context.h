@@ -12,10 +12,11 @@ struct DeviceState;
 
 struct Context {
   Device device = Device::kCpu;
-  int num_threads = 1;           // CPU threads; results are bitwise the same for a fixed number
-  Arena* scratch = nullptr;      // memory of the device that an op may use during its call (*_scratch_bytes)
-  DeviceState* state = nullptr;  // null on the CPU
-  bool deterministic = false;    // on the GPU: bitwise equal runs (the CPU's always are)
+  int num_threads = 1;            // CPU threads; results are bitwise the same for a fixed number
+  Arena* scratch = nullptr;       // memory of the device that an op may use during its call (*_scratch_bytes)
+  DeviceState* state = nullptr;   // null on the CPU
+  bool deterministic = false;     // on the GPU: bitwise equal runs (the CPU's always are)
+  bool portable_kernels = false;  // on the GPU: none that only some of those this program runs on have
 };
 
 }  // namespace biomoe

@@ -18,6 +18,7 @@ struct DecoderMemory {
   size_t tables = 0;
   size_t activations = 0;
   size_t scratch = 0;
+  size_t host = 0;  // pinned memory of the host; 0 on the CPU
 };
 DecoderMemory plan_decoder_memory(const ModelConfig& config, const ModelLimits& limits);
 
@@ -27,6 +28,13 @@ struct DecoderTables {
   TensorView positions_S;  // i32: 0, 1, ..
   RoutingStats discarded;  // of one layer; the router counts, and nobody asks
   TensorView logits_1V;
+};
+
+// What the host and a GPU tell each other; absent on the CPU.
+struct DecoderHost {
+  TensorView tokens_S;  // i32
+  TensorView logits_1V;
+  TensorView offsets_E1;  // see MoeWorkspace
 };
 
 // Of one chunk of T tokens; shared by all layers.
@@ -43,7 +51,7 @@ struct DecoderActivations {
   MoeWorkspace moe;
 };
 
-// Runs the layers of a Model on the CPU, on its own memory, sized for one sequence of limits().max_seqlen
+// Runs the layers of a Model on its device, on its own memory, sized for one sequence of limits().max_seqlen
 // tokens; the model's activations are not touched. Reads the model's weights, which must outlive it, on every
 // call.
 class Decoder {
@@ -56,8 +64,9 @@ class Decoder {
   int64_t length() const { return length_; }  // tokens in the cache
   void reset() { length_ = 0; }
 
-  // Appends tokens, one or more, and returns the logits [1, V] that follow the last of them: those of
-  // Model::forward over all tokens so far, within fp32 rounding. The view is good until the next call.
+  // Appends tokens, one or more, and returns the logits [1, V] (f32, on the host) that follow the last of
+  // them: those of Model::forward over all tokens so far, within the rounding of its types. The view is good
+  // until the next call. Waits for the device.
   // More tokens than capacity() are a fault of the program: Error(kFailure).
   TensorView extend(std::span<const int32_t> tokens);
 
@@ -66,18 +75,22 @@ class Decoder {
   void poison();
 
  private:
+  void fill_tables(const ModelLimits& limits, size_t bytes);
+  void put_tokens(std::span<const int32_t> tokens);
   void run_chunk(std::span<const int32_t> tokens);
   void attend(size_t layer, TensorView previous_mid_TD);
   void write_logits();
 
   ModelConfig config_;
+  ComputeTypes types_;
   int64_t max_seqlen_;
   ExpertFfnMode expert_ffn_mode_;
   int num_threads_;
   AttentionShape attention_;
-  Arena tables_arena_, cache_arena_, activations_arena_, scratch_;
+  Arena tables_arena_, cache_arena_, activations_arena_, scratch_, host_arena_;
   Context ctx_;
   DecoderTables tables_;
+  DecoderHost host_;
   std::vector<TensorView> cache_SC_;  // of each layer; a row holds G keys, rotated, then G values
   DecoderActivations act_;            // laid out anew for the tokens of each chunk
   TensorView embedding_VD_, final_norm_D_, head_VD_;

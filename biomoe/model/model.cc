@@ -191,7 +191,8 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
                  .num_threads = limits.num_threads,
                  .scratch = &scratch_,
                  .state = device_.get(),
-                 .deterministic = limits.deterministic};
+                 .deterministic = limits.deterministic,
+                 .portable_kernels = limits.portable_kernels};
   weights_A_ = persistent_.tensor(types_.activation, {parameters_.arena_elements()});
   if (limits.training) gradients_A_ = persistent_.tensor(types_.gradient, {parameters_.arena_elements()});
   set_up_inputs();

@@ -28,7 +28,8 @@ struct ModelLimits {
   DType rope_frequency_dtype = DType::kF32;  // see fill_rope_tables
   Device device = Device::kCpu;
   int64_t micro_batches = 1;   // of a step, at most; on a GPU gradients of several are summed in fp32
-  bool deterministic = false;  // see Context
+  bool deterministic = false;  // see Context, as for the next
+  bool portable_kernels = false;
 };
 
 // Bytes that a Model takes, by category. The same code lays the memory out.

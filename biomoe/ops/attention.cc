@@ -66,10 +66,11 @@ void attention_decode(Context& ctx, const AttentionDecodeArgs& args) {
   check_rank(kOp, "k", args.k_PC, 2);
   const Shape queries{args.q_TC.shape[0], shape.num_heads * shape.head_dim};
   const Shape keys{args.k_PC.shape[0], shape.num_key_value_heads * shape.head_dim};
-  check_tensor(kOp, "q", args.q_TC, DType::kF32, queries, Layout::kRows);
-  check_tensor(kOp, "k", args.k_PC, DType::kF32, keys, Layout::kRows);
-  check_tensor(kOp, "v", args.v_PC, DType::kF32, keys, Layout::kRows);
-  check_tensor(kOp, "out", args.out_TC, DType::kF32, queries, Layout::kRows);
+  check_compute_type(kOp, "q", args.q_TC, ctx.device);
+  check_tensor(kOp, "q", args.q_TC, args.q_TC.dtype, queries, Layout::kRows);
+  check_tensor(kOp, "k", args.k_PC, args.q_TC.dtype, keys, Layout::kRows);
+  check_tensor(kOp, "v", args.v_PC, args.q_TC.dtype, keys, Layout::kRows);
+  check_tensor(kOp, "out", args.out_TC, args.q_TC.dtype, queries, Layout::kRows);
   BM_CHECK(queries[0] <= keys[0] && keys[0] <= shape.max_seqlen,
            "{}: {} queries at the end of {} keys, expected at most {} keys", kOp, queries[0], keys[0],
            shape.max_seqlen);

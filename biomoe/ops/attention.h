@@ -56,7 +56,8 @@ struct AttentionDecodeArgs {
   TensorView out_TC;  // [T, H*K], assigned
 };
 
-// Bytes of ctx.scratch for either direction with this many tokens, CPU threads and ctx.deterministic.
+// Bytes of ctx.scratch for either direction with this many tokens, CPU threads and ctx.deterministic, and for
+// decoding on the CPU (on the GPU that takes none).
 size_t attention_scratch_bytes(Device device, const AttentionShape& shape, int64_t tokens, int num_threads,
                                bool deterministic = false);
 

@@ -6,6 +6,7 @@
 #include "biomoe/checkpoint/hf_import.h"
 #include "biomoe/checkpoint/training_checkpoint.h"
 #include "biomoe/checkpoint/training_state.h"
+#include "biomoe/ops/device.h"
 #include "biomoe/train/model_image.h"
 #include "biomoe/train/run_config.h"
 #include "biomoe/train/trainer.h"
@@ -24,6 +25,12 @@ bool is_hugging_face(const fs::path& folder) {
 }
 
 }  // namespace
+
+std::string describe_device(const Model& model) {
+  const Device device = model.limits().device;
+  if (device == Device::kCpu) return "cpu, fp32";
+  return device_info(device).name + ", bf16";
+}
 
 LoadedModel load_model(const fs::path& path, const LoadOptions& options) {
   if (!fs::exists(path)) throw user_error("{}: no such checkpoint", path.string());
@@ -58,16 +65,21 @@ LoadedModel load_model(const fs::path& path, const LoadOptions& options) {
     throw user_error("{}: vocab_size={} is below the {} entries of the vocabulary {}", folder.string(),
                      config.vocab_size, vocabulary.size(), vocabulary.name());
   }
-  auto model =
-      std::make_unique<Model>(config, ModelLimits{.max_tokens = data.token_micro_batch_size,
-                                                  .max_seqlen = data.max_seq_length,
-                                                  .num_threads = resolved_threads(options.num_threads),
-                                                  .training = false});
+  const Device device = resolved_device(options.device);
+  auto model = std::make_unique<Model>(
+      config, ModelLimits{.max_tokens = data.token_micro_batch_size,
+                          .max_seqlen = data.max_seq_length,
+                          .num_threads = resolved_threads(options.num_threads),
+                          .training = false,
+                          .expert_ffn_mode = resolved_expert_ffn_mode(ExpertFfnChoice::kAuto, device, config),
+                          .device = device});
+  ModelImage image(*model, nullptr);
   if (hugging_face) {
-    import_hf(folder, config, model->parameters(), model->weights_A().f32());
+    import_hf(folder, config, model->parameters(), image.weights());
   } else {
-    load_checkpoint(folder, ModelImage(*model, nullptr).groups());
+    load_checkpoint(folder, image.groups());
   }
+  image.upload_sync();
   return {std::move(model), std::move(vocabulary), data, folder.string(), hugging_face ? -1 : header.step};
 }
 

@@ -8,6 +8,7 @@
 #include "biomoe/data/data_config.h"
 #include "biomoe/data/vocabulary.h"
 #include "biomoe/model/model.h"
+#include "biomoe/train/run_config.h"
 
 namespace biomoe {
 
@@ -20,12 +21,17 @@ struct LoadedModel {
 };
 
 struct LoadOptions {
+  DeviceChoice device = DeviceChoice::kCpu;
   int64_t num_threads = 0;
   int64_t max_seq_length = 0;  // 0: that of the run, else the smaller of 1024 and max_position_embeddings
   int64_t max_tokens = 0;      // 0: as in the run
 };
 
-// `path`: a run folder, its checkpoints folder, a step folder, or a Hugging Face folder. Throws user_error.
+// What the model runs on and computes in, for people: "cpu, fp32" or "NVIDIA H200, bf16".
+std::string describe_device(const Model& model);
+
+// `path`: a run folder, its checkpoints folder, a step folder, or a Hugging Face folder. Throws user_error,
+// also for a device that is asked for and cannot be used.
 LoadedModel load_model(const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace biomoe

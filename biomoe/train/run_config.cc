@@ -69,8 +69,10 @@ Device resolved_device(DeviceChoice choice) {
   return Device::kCpu;
 }
 
-ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, const ModelConfig& model) {
-  const bool hopper = device == Device::kCuda && device_info(device).compute_capability == 90;
+ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, const ModelConfig& model,
+                                       bool portable_kernels) {
+  const bool hopper =
+      device == Device::kCuda && !portable_kernels && device_info(device).compute_capability == 90;
   const bool fusable = hopper && compute_types(device, model, false).gate_up_interleave > 0;
   const auto mode = [&] {
     if (choice != ExpertFfnChoice::kAuto) return static_cast<ExpertFfnMode>(static_cast<int>(choice) - 1);
@@ -79,10 +81,11 @@ ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, co
     return fusable ? ExpertFfnMode::kFusedGroupedMlp : ExpertFfnMode::kGroupedLinear;
   }();
   if (device == Device::kCuda && mode != ExpertFfnMode::kLoop && !hopper) {
-    throw user_error(
-        "expert_ffn_mode={}: this GPU has no kernels for all experts at once (compute capability 9.0 has); "
-        "set expert_ffn_mode=loop or auto",
-        kExpertFfnModeNames[static_cast<size_t>(mode)]);
+    throw user_error("expert_ffn_mode={}: {}; set expert_ffn_mode=loop or auto",
+                     kExpertFfnModeNames[static_cast<size_t>(mode)],
+                     portable_kernels
+                         ? "portable_kernels=true has no kernels for all experts at once"
+                         : "this GPU has no kernels for all experts at once (compute capability 9.0 has)");
   }
   if (device == Device::kCuda && mode == ExpertFfnMode::kFusedGroupedMlp && !fusable) {
     throw user_error(

@@ -75,6 +75,7 @@ struct RunConfig {
   OptimizerStates optimizer_states = OptimizerStates::kFp32;
   bool cuda_graph = true;
   bool deterministic = false;
+  bool portable_kernels = false;
   int64_t num_threads = 0;
   int64_t recompute_layers = 0;
   std::optional<bool> poison_activations;
@@ -112,6 +113,9 @@ struct RunConfig {
     v.field("cuda_graph", cuda_graph, "GPU: record a step once and replay it");
     v.field("deterministic", deterministic,
             "GPU: bitwise the same run every time, for some speed (on the CPU every run is)");
+    v.field("portable_kernels", portable_kernels,
+            "GPU: only kernels that every GPU from compute capability 8.0 runs, on any of them: attention in "
+            "tiles, experts in a loop");
     v.field("num_threads", num_threads, "CPU threads; 0: all that this process may use");
     v.field("recompute_layers", recompute_layers,
             "the first layers that keep only their input and run again in backward; they share one layer's "
@@ -134,8 +138,10 @@ int resolved_threads(int64_t num_threads);
 // The device that `device` stands for here. Throws user_error when it is asked for and cannot be used.
 Device resolved_device(DeviceChoice choice);
 
-// How the experts run on it. Throws user_error when the device cannot run them as asked.
-ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, const ModelConfig& model);
+// How the experts run on it, with or without portable_kernels. Throws user_error when the device cannot run
+// them as asked.
+ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, const ModelConfig& model,
+                                       bool portable_kernels = false);
 
 // What poison_activations stands for in this build.
 bool resolved_poison_activations(const std::optional<bool>& value);

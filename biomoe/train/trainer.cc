@@ -33,12 +33,14 @@ ModelLimits planned_limits(const RunConfig& config, bool training, Device device
           .recompute_layers = config.recompute_layers,
           .device = device,
           .micro_batches = config.grad_acc_steps,
-          .deterministic = config.deterministic};
+          .deterministic = config.deterministic,
+          .portable_kernels = config.portable_kernels};
 }
 
 ModelLimits model_limits(const RunConfig& config, bool training) {
   ModelLimits limits = planned_limits(config, training, resolved_device(config.device));
-  limits.expert_ffn_mode = resolved_expert_ffn_mode(config.expert_ffn_mode, limits.device, config.model);
+  limits.expert_ffn_mode =
+      resolved_expert_ffn_mode(config.expert_ffn_mode, limits.device, config.model, config.portable_kernels);
   return limits;
 }
 

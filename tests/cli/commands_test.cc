@@ -89,6 +89,8 @@ TEST_F(Commands, AMissingOptionIsNamed) {
 
 TEST_F(Commands, AnOptionThatIsNoNumberIsRefused) {
   expect_error(run({"generate", "--checkpoint", "x", "--seed", "many"}), 2, {"--seed", "many"});
+  expect_error(run({"generate", "--checkpoint", "x", "--device", "tpu"}), 2, {"--device", "tpu"});
+  expect_error(run({"eval", "--checkpoint", "x", "--data", "y", "--device", "gpu"}), 2, {"--device", "gpu"});
   expect_error(run({"generate", "--checkpoint", "x", "--top-k", "1e99"}), 2, {"--top-k"});
   expect_error(run({"eval", "--checkpoint", "x", "--data", "y", "--holdout-fraction", "1.5"}), 2,
                {"--holdout-fraction", "1.5"});

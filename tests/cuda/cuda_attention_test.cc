@@ -89,7 +89,7 @@ Values on_cpu(const Case& attention_case, const std::vector<double>& qkv_values,
 // One case on the GPU, with poisoned outputs and scratch memory of the planned size.
 class OnGpu {
  public:
-  explicit OnGpu(const Case& attention_case, bool deterministic = false)
+  explicit OnGpu(const Case& attention_case, bool deterministic = false, bool portable_kernels = false)
       : shape(shape_of(attention_case)),
         cu(cu_seqlens_of(attention_case)),
         tokens(static_cast<int64_t>(cu.back())),
@@ -104,6 +104,7 @@ class OnGpu {
         qkv_values(normals(1, qkv.view().num_elements(), DType::kBF16)),
         dout_values(normals(2, tokens * width, DType::kBF16)) {
     gpu->deterministic = deterministic;
+    gpu->portable_kernels = portable_kernels;
     qkv.set(qkv_values);
     dout.set(dout_values);
     cu_seqlens.set(cu);
@@ -199,35 +200,49 @@ TEST_P(CudaAttentionTest, IsBitwiseRepeatableWhereDeterministic) {
   }
 }
 
-// The softmax of one score is constant: nothing may reach its query, nor its key when no other query sees it.
-TEST_P(CudaAttentionTest, GivesSingleKeyRowsNoScoreGradient) {
+// What GPUs run on that cuDNN has nothing for; its order of sums is always the same.
+TEST_P(CudaAttentionTest, InTilesMatchesTheCpuAndRepeats) {
   BIOMOE_REQUIRE_GPU();
-  OnGpu on_gpu(GetParam());
+  OnGpu on_gpu(GetParam(), false, true);
+  on_gpu.run();
+  on_gpu.expect_close(GetParam());
+  const auto out = on_gpu.out.bytes(), lse = on_gpu.lse.bytes(), dqkv = on_gpu.dqkv.bytes();
+  on_gpu.run();
+  EXPECT_EQ(on_gpu.out.bytes(), out);
+  EXPECT_EQ(on_gpu.lse.bytes(), lse);
+  EXPECT_EQ(on_gpu.dqkv.bytes(), dqkv);
+}
+
+// The softmax of one score is constant: nothing may reach its query, nor its key when no other query sees it.
+class CudaSingleKeyTest : public testing::TestWithParam<std::tuple<Case, bool>> {};
+TEST_P(CudaSingleKeyTest, GivesSingleKeyRowsNoScoreGradient) {
+  BIOMOE_REQUIRE_GPU();
+  const auto& [attention_case, portable_kernels] = GetParam();
+  OnGpu on_gpu(attention_case, false, portable_kernels);
   on_gpu.run();
   const int64_t kv_width = on_gpu.shape.num_key_value_heads * on_gpu.shape.head_dim;
   const auto zeros = [](int64_t count) { return std::vector<double>(static_cast<size_t>(count), 0.0); };
   int64_t begin = 0;
-  for (int64_t length : GetParam().lengths) {
+  for (int64_t length : attention_case.lengths) {
     for (int64_t t = begin; t < begin + length; ++t) {
-      if (t > begin && GetParam().window != 1) break;
+      if (t > begin && attention_case.window != 1) break;
       EXPECT_EQ(on_gpu.gradient_row(t, 0, on_gpu.width), zeros(on_gpu.width)) << t;
-      if (length > 1 && GetParam().window != 1) continue;
+      if (length > 1 && attention_case.window != 1) continue;
       EXPECT_EQ(on_gpu.gradient_row(t, on_gpu.width, kv_width), zeros(kv_width)) << t;
     }
     begin += length;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, CudaAttentionTest,
-                         testing::Values(Case{2, 2, 64, {1}}, Case{2, 1, 128, {2, 1, 1}},
-                                         Case{4, 2, 64, {127, 128, 129}}, Case{4, 4, 128, {3, 0, 5, 0}},
-                                         Case{8, 2, 128, {1000}}, Case{8, 2, 128, {1, 1000, 2, 127}},
-                                         Case{4, 1, 128, {130, 257, 64}}, Case{4, 2, 128, {300, 200}, 1},
-                                         Case{4, 2, 128, {300, 200}, 2}, Case{4, 2, 128, {300, 200}, 128},
-                                         Case{4, 2, 64, {300, 200}, 129}, Case{4, 2, 128, {300, 200}, 1000},
-                                         Case{4, 2, 128, {100, 60, 33}, {}, 2048, 13},
-                                         Case{2, 2, 128, {5, 7}, 3, 512, 62}, Case{32, 8, 128, {513, 300}},
-                                         Case{2, 1, 32, {70, 90}}, Case{2, 2, 128, {2500}}));
+const auto kCases = testing::Values(
+    Case{2, 2, 64, {1}}, Case{2, 1, 128, {2, 1, 1}}, Case{4, 2, 64, {127, 128, 129}},
+    Case{4, 4, 128, {3, 0, 5, 0}}, Case{8, 2, 128, {1000}}, Case{8, 2, 128, {1, 1000, 2, 127}},
+    Case{4, 1, 128, {130, 257, 64}}, Case{4, 2, 128, {300, 200}, 1}, Case{4, 2, 128, {300, 200}, 2},
+    Case{4, 2, 128, {300, 200}, 128}, Case{4, 2, 64, {300, 200}, 129}, Case{4, 2, 128, {300, 200}, 1000},
+    Case{4, 2, 128, {100, 60, 33}, {}, 2048, 13}, Case{2, 2, 128, {5, 7}, 3, 512, 62},
+    Case{32, 8, 128, {513, 300}}, Case{2, 1, 32, {70, 90}}, Case{2, 2, 128, {2500}});
+INSTANTIATE_TEST_SUITE_P(Cases, CudaAttentionTest, kCases);
+INSTANTIATE_TEST_SUITE_P(Cases, CudaSingleKeyTest, testing::Combine(kCases, testing::Bool()));
 
 // What a run does: one recorded step, replayed for batches that are cut into sequences otherwise.
 TEST(CudaAttentionTest, ReplaysOneRecordedStepForBatchesOfOtherSequences) {
@@ -299,6 +314,38 @@ TEST(CudaAttentionTest, RefusesWhatItCannotDoInALine) {
   EXPECT_TRUE(refused(DType::kF32, 64));
   EXPECT_TRUE(refused(DType::kBF16, 24));
   EXPECT_TRUE(refused(DType::kBF16, 272));
+  gpu->portable_kernels = true;
+  EXPECT_TRUE(refused(DType::kF32, 64));
+  EXPECT_TRUE(refused(DType::kBF16, 24));
+  EXPECT_TRUE(refused(DType::kBF16, 272));
+}
+
+// The last tokens of one sequence, with their keys among those of all of it.
+TEST(CudaAttentionDecodeTest, GivesTheLastRowsOfTheWholeSequence) {
+  BIOMOE_REQUIRE_GPU();
+  for (const Case& attention_case : {Case{4, 2, 64, {333}}, Case{8, 2, 128, {700}, 100}, Case{4, 1, 16, {65}},
+                                     Case{2, 1, 256, {200}}, Case{2, 2, 80, {129}, 1}}) {
+    OnGpu on_gpu(attention_case);
+    const Values want = on_cpu(attention_case, on_gpu.qkv_values, on_gpu.dout_values);
+    const AttentionForwardArgs all = forward_args(on_gpu.shape, on_gpu.views());
+    for (const int64_t keys : {int64_t{1}, int64_t{64}, on_gpu.tokens}) {
+      for (const int64_t queries : {int64_t{1}, int64_t{2}, int64_t{63}, int64_t{65}, keys}) {
+        if (queries > keys) continue;
+        on_gpu.out.poison();
+        attention_decode(*on_gpu.gpu, {.shape = on_gpu.shape,
+                                       .q_TC = all.q_TC.rows(keys - queries, queries),
+                                       .k_PC = all.k_TC.rows(0, keys),
+                                       .v_PC = all.v_TC.rows(0, keys),
+                                       .out_TC = on_gpu.out.view().rows(keys - queries, queries)});
+        const auto rows = [&](const std::vector<double>& values) {
+          return std::vector<double>(values.begin() + (keys - queries) * on_gpu.width,
+                                     values.begin() + keys * on_gpu.width);
+        };
+        EXPECT_CLOSE(rows(on_gpu.out.values()), rows(want.out), DType::kBF16) << queries << " of " << keys;
+        EXPECT_TRUE(on_gpu.out.padding_untouched());
+      }
+    }
+  }
 }
 
 // Host arithmetic: needs no GPU.

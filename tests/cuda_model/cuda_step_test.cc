@@ -104,6 +104,30 @@ TEST(CudaStep, FollowsTheCpu) {
   }
 }
 
+// Every kernel of this step runs on any GPU from compute capability 8.0 on.
+TEST(CudaStep, OfPortableKernelsFollowsTheCpuAndRepeats) {
+  BIOMOE_REQUIRE_GPU();
+  ModelConfig config = gpu_config();
+  config.num_experts_per_tok = config.num_local_experts;
+  config.sliding_window = 90;
+  const Batch batch = random_batch(gpu_config(), {130, 1, 64, 205}, 7);
+  ModelLimits limits = small_limits();
+  limits.expert_ffn_mode = ExpertFfnMode::kLoop;
+  limits.portable_kernels = true;
+  limits.deterministic = true;
+  limits.recompute_layers = 2;
+  DeviceRun gpu(config, limits, Device::kCuda), again(config, limits, Device::kCuda),
+      cpu(config, limits, Device::kCpu);
+  StepRunner on_gpu(*gpu.model, *gpu.optimizer, false), on_gpu_again(*again.model, *again.optimizer, false),
+      on_cpu(*cpu.model, *cpu.optimizer, false);
+  const StepResult got = gpu.step(on_gpu, {&batch, 1}, 1), want = cpu.step(on_cpu, {&batch, 1}, 1);
+  EXPECT_NEAR(got.lm_loss, want.lm_loss, 1e-2);
+  EXPECT_NEAR(got.grad_norm, want.grad_norm, 2e-2 * want.grad_norm);
+  EXPECT_GT(cosine(gpu.gradients(), cpu.gradients()), 0.999);
+  again.step(on_gpu_again, {&batch, 1}, 1);
+  EXPECT_EQ(gpu.weights(), again.weights());
+}
+
 TEST(CudaStep, ARecordedStepIsTheStepItself) {
   BIOMOE_REQUIRE_GPU();
   ModelLimits limits = small_limits();

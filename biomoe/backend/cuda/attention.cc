@@ -6,6 +6,7 @@
 
 #include "biomoe/backend/cuda/attention_graph.h"
 #include "biomoe/backend/cuda/attention_rows.h"
+#include "biomoe/backend/cuda/attention_tiles.h"
 #include "biomoe/backend/cuda/state.h"
 #include "biomoe/core/error.h"
 #include "biomoe/ops/attention_calls.h"
@@ -13,25 +14,27 @@
 namespace biomoe::cuda {
 namespace {
 
-void check_supported(const Context& ctx, const AttentionShape& shape, const TensorView& q, bool backward) {
+// Of other GPUs than 9.x and 10.x, cuDNN neither takes log sum exps by token nor has a fixed order of sums.
+bool in_tiles(const Context& ctx) {
+  const int generation = ctx.state->compute_capability / 10;
+  return ctx.portable_kernels || (generation != 9 && generation != 10);
+}
+
+void check_supported(const AttentionShape& shape, const TensorView& q, int64_t widest) {
   if (q.dtype != DType::kBF16) {
     throw user_error("attention on the GPU computes in BF16, not {}; set device=cpu or a bf16 recipe",
                      dtype_name(q.dtype));
   }
-  const int capability = ctx.state->compute_capability;
-  const int64_t widest = capability / 10 == 9 ? 256 : 128;
   if (shape.head_dim % 16 != 0 || shape.head_dim > widest) {
     throw user_error(
         "attention on this GPU takes heads of a width that is a multiple of 16 up to {}, not {}; change "
         "head_dim",
         widest, shape.head_dim);
   }
-  // cuDNN neither takes log sum exps by token nor has a fixed order of sums there.
-  const int generation = capability / 10;
-  if (backward && generation != 9 && generation != 10) {
-    throw user_error("attention_backward needs compute capability 9.x or 10.x; this GPU has {}.{}",
-                     generation, capability % 10);
-  }
+}
+
+int64_t widest_of_cudnn(const Context& ctx) {
+  return ctx.state->compute_capability / 10 == 9 ? 256 : 128;
 }
 
 // Only Hopper's kernels for sums in a fixed order keep the score gradients in memory.
@@ -208,10 +211,70 @@ void clear_single_key_gradients(const Context& ctx, const AttentionBackwardArgs&
         "single_key_rows_kernel");
 }
 
+TileRows rows_of(const TensorView& view) {
+  return {view.bf16(), view.row_stride};
+}
+
+TileShape tile_shape(const AttentionShape& shape, int64_t queries, int64_t keys) {
+  return {.queries = queries,
+          .keys = keys,
+          .heads = shape.num_heads,
+          .key_value_heads = shape.num_key_value_heads,
+          .head_dim = shape.head_dim,
+          .window = shape.window.value_or(0)};
+}
+
+TileShape tile_shape(const AttentionShape& shape, const TensorView& cu_seqlens_B1, int64_t tokens) {
+  TileShape packed = tile_shape(shape, tokens, tokens);
+  packed.cu_seqlens = cu_seqlens_B1.i32();
+  packed.sequences = cu_seqlens_B1.shape[0] - 1;
+  return packed;
+}
+
+void forward_in_tiles(Context& ctx, const AttentionForwardArgs& args) {
+  check_supported(args.shape, args.q_TC, kTileForwardWidth);
+  const int64_t tokens = args.q_TC.shape[0];
+  if (tokens == 0) return;
+  check(
+      attention_tiles_forward(ctx.state->stream, {.shape = tile_shape(args.shape, args.cu_seqlens_B1, tokens),
+                                                  .q = rows_of(args.q_TC),
+                                                  .k = rows_of(args.k_TC),
+                                                  .v = rows_of(args.v_TC),
+                                                  .out = rows_of(args.out_TC),
+                                                  .lse = args.lse_HT.f32()}),
+      "attention_tiles_forward");
+}
+
+void backward_in_tiles(Context& ctx, const AttentionBackwardArgs& args) {
+  check_supported(args.shape, args.q_TC, kTileBackwardWidth);
+  const int64_t tokens = args.q_TC.shape[0];
+  if (tokens == 0) return;
+  const ArenaScope scope(*ctx.scratch);
+  const TensorView dots = ctx.scratch->tensor(DType::kF32, {tokens, args.shape.num_heads});
+  check(attention_tiles_backward(ctx.state->stream,
+                                 {.shape = tile_shape(args.shape, args.cu_seqlens_B1, tokens),
+                                  .q = rows_of(args.q_TC),
+                                  .k = rows_of(args.k_TC),
+                                  .v = rows_of(args.v_TC),
+                                  .out = rows_of(args.out_TC),
+                                  .dout = rows_of(args.dout_TC),
+                                  .lse = args.lse_HT.f32(),
+                                  .output_dots = dots.f32(),
+                                  .dq = rows_of(args.dq_TC),
+                                  .dk = rows_of(args.dk_TC),
+                                  .dv = rows_of(args.dv_TC)}),
+        "attention_tiles_backward");
+  clear_single_key_gradients(ctx, args);
+}
+
 }  // namespace
 
 void attention_forward(Context& ctx, const AttentionForwardArgs& args) {
-  check_supported(ctx, args.shape, args.q_TC, false);
+  if (in_tiles(ctx)) {
+    forward_in_tiles(ctx, args);
+    return;
+  }
+  check_supported(args.shape, args.q_TC, widest_of_cudnn(ctx));
   const int64_t tokens = args.q_TC.shape[0];
   if (tokens == 0) return;
   const ArenaScope scope(*ctx.scratch);
@@ -225,7 +288,11 @@ void attention_forward(Context& ctx, const AttentionForwardArgs& args) {
 }
 
 void attention_backward(Context& ctx, const AttentionBackwardArgs& args) {
-  check_supported(ctx, args.shape, args.q_TC, true);
+  if (in_tiles(ctx)) {
+    backward_in_tiles(ctx, args);
+    return;
+  }
+  check_supported(args.shape, args.q_TC, widest_of_cudnn(ctx));
   const int64_t tokens = args.q_TC.shape[0];
   if (tokens == 0) return;
   const ArenaScope scope(*ctx.scratch);
@@ -247,8 +314,17 @@ void attention_backward(Context& ctx, const AttentionBackwardArgs& args) {
   clear_single_key_gradients(ctx, args);
 }
 
-void attention_decode(Context&, const AttentionDecodeArgs&) {
-  throw user_error("generating on the GPU is not available; set device=cpu");
+void attention_decode(Context& ctx, const AttentionDecodeArgs& args) {
+  check_supported(args.shape, args.q_TC, kTileForwardWidth);
+  const int64_t queries = args.q_TC.shape[0];
+  if (queries == 0) return;
+  check(attention_tiles_forward(ctx.state->stream,
+                                {.shape = tile_shape(args.shape, queries, args.k_PC.shape[0]),
+                                 .q = rows_of(args.q_TC),
+                                 .k = rows_of(args.k_PC),
+                                 .v = rows_of(args.v_PC),
+                                 .out = rows_of(args.out_TC)}),
+        "attention_tiles_forward");
 }
 
 }  // namespace biomoe::cuda
