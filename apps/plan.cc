@@ -50,7 +50,7 @@ void run(const ConfigOptions& options, const std::string& json_path) {
   nlohmann::json gpu_rows = nlohmann::json::object();
   for (const MemoryRow& row : memory.gpu_rows) gpu_rows[row.name] = row.bytes;
   const nlohmann::json plan = {{"version", kVersion},
-                               {"device", "cpu"},
+                               {"device", memory.gpu_rows.empty() ? "cpu" : "cuda"},
                                {"parameters", parameters.num_parameters()},
                                {"active_parameters", parameters.num_active_parameters()},
                                {"tokens_per_micro_batch", config.dataset.token_micro_batch_size},
@@ -58,6 +58,8 @@ void run(const ConfigOptions& options, const std::string& json_path) {
                                {"sequences_counted", dataset.has_value()},
                                {"bytes", rows},
                                {"total_bytes", memory.total()},
+                               {"gpu_bytes", gpu_rows},
+                               {"gpu_total_bytes", memory.gpu_total()},
                                {"step_time",
                                 {{"seconds", time.seconds()},
                                  {"flops", time.flops},

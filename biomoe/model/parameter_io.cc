@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "biomoe/ops/adamw.h"
 #include "biomoe/ops/device.h"
 
 namespace biomoe {
@@ -13,7 +14,11 @@ void convert(const float* from, int64_t count, DType dtype, unsigned char* to) {
     return;
   }
   auto* bits = reinterpret_cast<uint16_t*>(to);
-  for (int64_t i = 0; i < count; ++i) bits[i] = bf16_from_float(from[i]);
+  const bool remainder = dtype == DType::kU16;
+  for (int64_t i = 0; i < count; ++i) {
+    const SplitMaster split = split_master(from[i]);
+    bits[i] = remainder ? split.remainder : split.weight;
+  }
 }
 
 void convert(const unsigned char* from, DType dtype, int64_t count, float* to) {
@@ -48,8 +53,8 @@ int64_t ParameterIo::hub_row(const ParamSpec& spec, int64_t row) const {
 }
 
 void ParameterIo::write_sync(const ParamSpec& spec, const float* values, const TensorView& arena_A) {
-  BM_CHECK(arena_A.dtype == DType::kF32 || arena_A.dtype == DType::kBF16, "{}: no {} arena", spec.name,
-           dtype_name(arena_A.dtype));
+  BM_CHECK(arena_A.dtype == DType::kF32 || arena_A.dtype == DType::kBF16 || arena_A.dtype == DType::kU16,
+           "{}: no {} arena", spec.name, dtype_name(arena_A.dtype));
   const size_t element = dtype_size(arena_A.dtype),
                bytes = static_cast<size_t>(spec.num_elements()) * element;
   auto* target = static_cast<unsigned char*>(arena_A.data) + static_cast<size_t>(spec.offset) * element;
@@ -67,22 +72,44 @@ void ParameterIo::write_sync(const ParamSpec& spec, const float* values, const T
   device_wait_sync(ctx_);
 }
 
-void ParameterIo::read_sync(const ParamSpec& spec, const TensorView& arena_A, float* values) {
+const unsigned char* ParameterIo::fetch_sync(const ParamSpec& spec, const TensorView& arena_A,
+                                             std::vector<unsigned char>& buffer) {
   const size_t element = dtype_size(arena_A.dtype),
                bytes = static_cast<size_t>(spec.num_elements()) * element;
   const auto* source =
       static_cast<const unsigned char*>(arena_A.data) + static_cast<size_t>(spec.offset) * element;
-  if (ctx_.device != Device::kCpu) {
-    buffer_.resize(bytes);
-    copy_to_host(ctx_, buffer_.data(), source, bytes);
-    device_wait_sync(ctx_);
-    source = buffer_.data();
-  }
+  if (ctx_.device == Device::kCpu) return source;
+  buffer.resize(bytes);
+  copy_to_host(ctx_, buffer.data(), source, bytes);
+  device_wait_sync(ctx_);
+  return buffer.data();
+}
+
+void ParameterIo::read_sync(const ParamSpec& spec, const TensorView& arena_A, float* values) {
+  const size_t element = dtype_size(arena_A.dtype);
+  const unsigned char* source = fetch_sync(spec, arena_A, buffer_);
   const Rows rows(spec);
 #pragma omp parallel for num_threads(ctx_.num_threads) schedule(static)
   for (int64_t row = 0; row < rows.count; ++row) {
     convert(source + static_cast<size_t>(row * rows.width) * element, arena_A.dtype, rows.width,
             values + hub_row(spec, row) * rows.width);
+  }
+}
+
+void ParameterIo::read_masters_sync(const ParamSpec& spec, const TensorView& weights_A,
+                                    const TensorView& remainder_A, float* values) {
+  BM_CHECK(weights_A.dtype == DType::kBF16 && remainder_A.dtype == DType::kU16, "{}: masters of {} and {}",
+           spec.name, dtype_name(weights_A.dtype), dtype_name(remainder_A.dtype));
+  const auto* weights = reinterpret_cast<const uint16_t*>(fetch_sync(spec, weights_A, buffer_));
+  const auto* remainders = reinterpret_cast<const uint16_t*>(fetch_sync(spec, remainder_A, remainders_));
+  const Rows rows(spec);
+#pragma omp parallel for num_threads(ctx_.num_threads) schedule(static)
+  for (int64_t row = 0; row < rows.count; ++row) {
+    float* to = values + hub_row(spec, row) * rows.width;
+    for (int64_t i = 0; i < rows.width; ++i) {
+      const int64_t at = row * rows.width + i;
+      to[i] = join_master(weights[at], remainders[at]);
+    }
   }
 }
 

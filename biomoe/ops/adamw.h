@@ -65,9 +65,9 @@ constexpr float join_master(uint16_t weight, uint16_t remainder) {
 // element of every segment, g = grad * factor:
 //   param -= lr * weight_decay * param  (where decay);  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
 //   param -= lr * (m / c1) / (sqrt(v / c2) + eps)
-// and nothing at all where apply is 0. Arithmetic is fp32; `param` is `master` where there is one, and
-// weights get it rounded to their type. Types: weights f32 alone; or weights bf16 with master f32 and moments
-// f32; or weights bf16 with `remainder` (SplitMaster); or weights bf16 alone, rounded to nearest even.
+// and nothing at all where apply is 0. Arithmetic is fp32. Types: weights f32 alone; or weights bf16 with
+// master f32, or with `remainder` (u16): both are updated to the same masters and weights, rounded as
+// SplitMaster says; or weights bf16 alone, rounded to nearest even.
 // Moments are f32 or bf16.
 struct AdamwArgs {
   TensorView weights_A;      // flat arena, updated in place

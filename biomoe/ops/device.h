@@ -16,6 +16,9 @@ struct DeviceInfo {
   int multiprocessors = 0;
   size_t memory_bytes = 0;
   size_t free_bytes = 0;
+  // In use now, as the driver tells it: by every program, its own context and kernels included. Memory is
+  // planned and nothing is given back while a run goes on, so after its steps this is its peak.
+  size_t used_bytes() const { return memory_bytes - free_bytes; }
   std::string driver;  // versions
   std::string runtime;
 };

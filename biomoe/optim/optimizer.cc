@@ -11,8 +11,10 @@ DType state_type(const OptimizerOptions& options) {
   return options.states == OptimizerStates::kBf16 ? DType::kBF16 : DType::kF32;
 }
 
-bool has_master(const OptimizerOptions& options) {
-  return options.device != Device::kCpu && options.states == OptimizerStates::kFp32;
+// Of what is kept beside weights that are not the master themselves.
+size_t master_element_bytes(const OptimizerOptions& options) {
+  if (options.device == Device::kCpu || options.states != OptimizerStates::kFp32) return 0;
+  return options.store_param_remainders ? sizeof(uint16_t) : sizeof(float);
 }
 
 }  // namespace
@@ -21,7 +23,7 @@ OptimizerMemory Optimizer::plan_memory(const ParameterList& parameters, const Op
   const auto elements = static_cast<size_t>(parameters.arena_elements());
   OptimizerMemory memory;
   memory.moments = 2 * align_up(elements * dtype_size(state_type(options)));
-  memory.masters = has_master(options) ? align_up(elements * sizeof(float)) : 0;
+  memory.masters = align_up(elements * master_element_bytes(options));
   ArenaPlanner planner;
   lay_out_exchange(planner, parameters.specs().size());
   memory.exchange = planner.used();
@@ -46,7 +48,11 @@ Optimizer::Optimizer(const ParameterList& parameters, const AdamwConfig& config,
   mirror_ = MirroredArena(options.device, memory.exchange, "the update's numbers");
   exp_avg_A_ = arena_.tensor(state_type(options), {parameters.arena_elements()});
   exp_avg_sq_A_ = arena_.tensor(state_type(options), {parameters.arena_elements()});
-  if (memory.masters > 0) master_A_ = arena_.tensor(DType::kF32, {parameters.arena_elements()});
+  if (memory.masters > 0) {
+    TensorView& masters = options.store_param_remainders ? remainder_A_ : master_A_;
+    masters = arena_.tensor(options.store_param_remainders ? DType::kU16 : DType::kF32,
+                            {parameters.arena_elements()});
+  }
   exchange_ = lay_out_exchange(mirror_, parameters.specs().size());
   for (const auto& spec : parameters.specs()) {
     segments_.push_back(
@@ -76,7 +82,7 @@ void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, Tens
 void Optimizer::update(Context& ctx, TensorView weights_A, TensorView gradients_A) {
   adamw(ctx, {.weights_A = weights_A,
               .master_A = master_A_,
-              .remainder_A = {},
+              .remainder_A = remainder_A_,
               .grad_A = gradients_A,
               .exp_avg_A = exp_avg_A_,
               .exp_avg_sq_A = exp_avg_sq_A_,

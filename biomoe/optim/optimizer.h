@@ -17,10 +17,12 @@ namespace biomoe {
 struct OptimizerOptions {
   Device device = Device::kCpu;
   OptimizerStates states = OptimizerStates::kFp32;
+  bool store_param_remainders = false;  // masters as bf16 weights and the 16 bits missing from them
 };
 
 // What the optimiser keeps. The weights themselves are the master where they are fp32 (the CPU), or
-// where `states` is bf16.
+// where `states` is bf16. Elsewhere masters are fp32, or with store_param_remainders what is missing from the
+// weights: the same numbers, and the same weights, bit for bit.
 struct OptimizerMemory {
   size_t masters = 0;
   size_t moments = 0;
@@ -30,8 +32,8 @@ struct OptimizerMemory {
 
 class Optimizer {
  public:
-  // Reserves state on the device: moments of zero, and masters where weights are bf16 and states fp32 (to be
-  // filled by the caller). Throws user_error for a value out of range.
+  // Reserves state on the device: moments of zero, and masters or remainders where weights are bf16 and
+  // states fp32 (to be filled by the caller). Throws user_error for a value out of range.
   Optimizer(const ParameterList& parameters, const AdamwConfig& config, const OptimizerOptions& options = {});
   static OptimizerMemory plan_memory(const ParameterList& parameters, const OptimizerOptions& options);
 
@@ -48,7 +50,8 @@ class Optimizer {
   bool update_made() const;
   std::string first_nonfinite() const;  // the first parameter whose gradient is not finite, or ""
 
-  TensorView master_A() const { return master_A_; }  // absent where the weights are the master
+  TensorView master_A() const { return master_A_; }        // absent where the weights are the master
+  TensorView remainder_A() const { return remainder_A_; }  // u16, see SplitMaster; where it is, no master_A
   TensorView exp_avg_A() const { return exp_avg_A_; }
   TensorView exp_avg_sq_A() const { return exp_avg_sq_A_; }
   int64_t steps() const { return steps_; }  // started with a finite outcome, or set
@@ -65,7 +68,7 @@ class Optimizer {
   std::vector<ArenaSegment> segments_;  // one a parameter
   Arena arena_;
   MirroredArena mirror_;
-  TensorView master_A_, exp_avg_A_, exp_avg_sq_A_;
+  TensorView master_A_, remainder_A_, exp_avg_A_, exp_avg_sq_A_;
   Exchange exchange_;
   int64_t steps_ = 0;
 };

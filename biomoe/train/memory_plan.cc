@@ -73,43 +73,43 @@ void refuse_absurd_sizes(const RunConfig& config) {
       bytes, parameters, config.dataset.token_micro_batch_size);
 }
 
-uint64_t sum_of(const std::vector<MemoryRow>& rows) {
+constexpr const char* kSmallerModel = "a smaller model (config_kwargs)";
+
+}  // namespace
+
+uint64_t total_bytes(const std::vector<MemoryRow>& rows) {
   uint64_t bytes = 0;
   for (const MemoryRow& row : rows) bytes += row.bytes;
   return bytes;
 }
 
-constexpr const char* kSmallerModel = "a smaller model (config_kwargs)";
-
-// What lies in the memory of the device: rows of the host where that is the CPU.
-std::vector<MemoryRow> device_rows(const RunConfig& config, const ParameterList& parameters, Device device) {
-  const ModelMemory model = plan_model_memory(config.model, planned_limits(config, true, device));
-  const OptimizerMemory optimizer =
-      Optimizer::plan_memory(parameters, {.device = device, .states = config.optimizer_states});
-  std::vector<MemoryRow> rows{
-      {"weights", model.weights, kSmallerModel},
-      {"gradients", model.gradients, kSmallerModel},
-      {"optimiser moments", optimizer.moments + optimizer.exchange, kSmallerModel},
-      {"activations", model.saved_activations,
-       fmt::format("dataset.token_micro_batch_size below {} (with more grad_acc_steps), or "
-                   "recompute_layers up to {}",
-                   config.dataset.token_micro_batch_size, config.model.num_hidden_layers)},
-      {"scratch and tables", model.workspace, "a smaller dataset.max_seq_length or num_threads"}};
-  if (device == Device::kCpu) return rows;
-  rows.push_back({"fp32 masters", optimizer.masters, "optimizer_states=bf16"});
-  rows.push_back({"workspace of products", cuda::kProductWorkspaceBytes, ""});
-  rows.push_back({"driver and kernels", kGpuContextBytes, ""});
-  return rows;
-}
-
-}  // namespace
-
 uint64_t RunMemory::total() const {
-  return sum_of(rows);
+  return total_bytes(rows);
 }
 
 uint64_t RunMemory::gpu_total() const {
-  return sum_of(gpu_rows);
+  return total_bytes(gpu_rows);
+}
+
+std::vector<MemoryRow> device_memory_rows(const ModelConfig& model, const ModelLimits& limits,
+                                          const OptimizerOptions& optimizer) {
+  const ModelMemory planned = plan_model_memory(model, limits);
+  const OptimizerMemory states = Optimizer::plan_memory(ParameterList(model), optimizer);
+  std::vector<MemoryRow> rows{
+      {"weights", planned.weights, kSmallerModel},
+      {"gradients", planned.gradients, kSmallerModel},
+      {"optimiser moments", states.moments + states.exchange, kSmallerModel},
+      {"activations", planned.saved_activations,
+       fmt::format("dataset.token_micro_batch_size below {} (with more grad_acc_steps), or "
+                   "recompute_layers up to {}",
+                   limits.max_tokens, model.num_hidden_layers)},
+      {"scratch and tables", planned.workspace, "a smaller dataset.max_seq_length or num_threads"}};
+  if (limits.device == Device::kCpu) return rows;
+  rows.push_back({optimizer.store_param_remainders ? "remainders of masters" : "fp32 masters", states.masters,
+                  "optimizer_store_param_remainders=true, or optimizer_states=bf16"});
+  rows.push_back({"workspace of products", cuda::kProductWorkspaceBytes, ""});
+  rows.push_back({"driver and kernels", kGpuContextBytes, ""});
+  return rows;
 }
 
 Device planned_device(DeviceChoice choice) {
@@ -135,10 +135,12 @@ RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
   const auto threads =
       static_cast<uint64_t>(resolved_threads(config.num_threads) + data.num_workers + (staged ? 1 : 0));
   RunMemory memory;
+  const auto on_device = device_memory_rows(config.model, planned_limits(config, true, device),
+                                            optimizer_options(config, device));
   if (device == Device::kCpu) {
-    memory.rows = device_rows(config, parameters, device);
+    memory.rows = on_device;
   } else {
-    memory.gpu_rows = device_rows(config, parameters, device);
+    memory.gpu_rows = on_device;
     memory.rows = {{"model on the host", ModelImage::planned_bytes(parameters, device, true), kSmallerModel},
                    {"driver on the host", kGpuHostBytes, ""}};
   }
@@ -156,7 +158,7 @@ RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
 namespace {
 
 void require_rows(const std::vector<MemoryRow>& rows, const char* where, uint64_t held, uint64_t available) {
-  const uint64_t total = sum_of(rows);
+  const uint64_t total = total_bytes(rows);
   if (total - std::min(total, held) <= available) return;
   std::string list;
   const MemoryRow* largest = &rows.front();

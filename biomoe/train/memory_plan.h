@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "biomoe/data/dataset.h"
+#include "biomoe/model/model.h"
+#include "biomoe/optim/optimizer.h"
 #include "biomoe/train/run_config.h"
 
 namespace biomoe {
@@ -22,6 +24,11 @@ struct RunMemory {
   uint64_t total() const;
   uint64_t gpu_total() const;
 };
+
+// What a model and its optimiser take from the memory of their device, the driver's share on a GPU included.
+std::vector<MemoryRow> device_memory_rows(const ModelConfig& model, const ModelLimits& limits,
+                                          const OptimizerOptions& optimizer);
+uint64_t total_bytes(const std::vector<MemoryRow>& rows);
 
 // Most resident bytes that training with `config` (vocab_size resolved) has at any time. Each row comes from
 // the code that lays that part out. `dataset` is what the run trains on; without one (the files are

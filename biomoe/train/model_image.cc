@@ -44,8 +44,14 @@ void ModelImage::download_sync() {
   if (model_.limits().device == Device::kCpu) return;
   ParameterIo io(model_.context(), model_.types());
   const bool masters = optimizer_ && optimizer_->master_A();
+  const bool remainders = optimizer_ && optimizer_->remainder_A();
   for (const auto& spec : model_.parameters().specs()) {
-    io.read_sync(spec, masters ? optimizer_->master_A() : model_.weights_A(), weights() + spec.offset);
+    float* values = weights() + spec.offset;
+    if (remainders) {
+      io.read_masters_sync(spec, model_.weights_A(), optimizer_->remainder_A(), values);
+    } else {
+      io.read_sync(spec, masters ? optimizer_->master_A() : model_.weights_A(), values);
+    }
     if (!optimizer_) continue;
     io.read_sync(spec, optimizer_->exp_avg_A(), exp_avg_A_.f32() + spec.offset);
     io.read_sync(spec, optimizer_->exp_avg_sq_A(), exp_avg_sq_A_.f32() + spec.offset);
@@ -58,7 +64,9 @@ void ModelImage::upload_sync() {
   for (const auto& spec : model_.parameters().specs()) {
     io.write_sync(spec, weights() + spec.offset, model_.weights_A());
     if (!optimizer_) continue;
-    if (optimizer_->master_A()) io.write_sync(spec, weights() + spec.offset, optimizer_->master_A());
+    for (const TensorView& masters : {optimizer_->master_A(), optimizer_->remainder_A()}) {
+      if (masters) io.write_sync(spec, weights() + spec.offset, masters);
+    }
     io.write_sync(spec, exp_avg_A_.f32() + spec.offset, optimizer_->exp_avg_A());
     io.write_sync(spec, exp_avg_sq_A_.f32() + spec.offset, optimizer_->exp_avg_sq_A());
   }

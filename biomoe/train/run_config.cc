@@ -44,10 +44,22 @@ void RunConfig::validate() const {
   if (!(std::isfinite(max_grad_norm) && max_grad_norm >= 0)) {
     throw user_error("max_grad_norm={} must be at least 0 (0: no clipping)", max_grad_norm);
   }
+  if (optimizer_store_param_remainders && optimizer_states == OptimizerStates::kBf16) {
+    throw user_error(
+        "optimizer_store_param_remainders=true is a way to keep masters, and optimizer_states=bf16 keeps "
+        "none; "
+        "set one of them otherwise");
+  }
   if (run_dir.empty()) throw user_error("run_dir is empty; name a folder for the run");
   adamw.validate();
   schedule.validate();
   validate_data_config(dataset);
+}
+
+OptimizerOptions optimizer_options(const RunConfig& config, Device device) {
+  return {.device = device,
+          .states = config.optimizer_states,
+          .store_param_remainders = config.optimizer_store_param_remainders};
 }
 
 int resolved_threads(int64_t num_threads) {

@@ -12,6 +12,7 @@
 #include "biomoe/model/model_config.h"
 #include "biomoe/moe/moe_layer.h"
 #include "biomoe/optim/optim_config.h"
+#include "biomoe/optim/optimizer.h"
 
 namespace biomoe {
 
@@ -73,6 +74,7 @@ struct RunConfig {
   int64_t seed = 0;
   DeviceChoice device = DeviceChoice::kAuto;
   OptimizerStates optimizer_states = OptimizerStates::kFp32;
+  bool optimizer_store_param_remainders = false;
   bool cuda_graph = true;
   bool deterministic = false;
   bool portable_kernels = false;
@@ -110,6 +112,10 @@ struct RunConfig {
     v.choice("optimizer_states", optimizer_states, kOptimizerStatesNames,
              "GPU: masters and moments in fp32, or moments in bf16 and no masters, as torch keeps them for a "
              "bf16 model");
+    v.field(
+        "optimizer_store_param_remainders", optimizer_store_param_remainders,
+        "GPU: keep of each fp32 master the 16 bits that its bf16 weight lacks, instead of a copy: the same "
+        "training bit for bit in 2 bytes a parameter less (on the CPU weights are the masters: no effect)");
     v.field("cuda_graph", cuda_graph, "GPU: record a step once and replay it");
     v.field("deterministic", deterministic,
             "GPU: bitwise the same run every time, for some speed (on the CPU every run is)");
@@ -131,6 +137,9 @@ struct RunConfig {
     v.section("validation", validation);
   }
 };
+
+// What these keys say of the optimiser, for a run on this device.
+OptimizerOptions optimizer_options(const RunConfig& config, Device device);
 
 // Threads that num_threads stands for on this machine.
 int resolved_threads(int64_t num_threads);

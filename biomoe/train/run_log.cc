@@ -61,8 +61,9 @@ MaskCounts mask_counts_from(const nlohmann::json& json) {
 }
 
 RunLog::RunLog(const std::filesystem::path& run_folder, int64_t last_step, int64_t num_steps,
-               int64_t frequency)
-    : num_steps_(num_steps),
+               int64_t frequency, std::optional<double> peak_flops)
+    : peak_flops_(peak_flops),
+      num_steps_(num_steps),
       frequency_(frequency),
       metrics_(run_folder / "metrics.jsonl", last_step),
       events_(run_folder, last_step),
@@ -96,7 +97,7 @@ void RunLog::step(const StepRecord& record, const StepResult& result, const Rout
          {"grad_norm", result.grad_norm},
          {"tokens_per_s", tokens_per_s},
          {"tflops", interval_.flops / seconds * 1e-12},
-         {"mfu", nullptr},
+         {"mfu", peak_flops_ ? Json(interval_.flops / seconds / *peak_flops_) : Json()},
          {"step_ms", interval_.step_seconds / steps * 1e3},
          {"data_ms", interval_.data_seconds / steps * 1e3},
          {"aux_loss", result.aux_loss},

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -31,8 +32,10 @@ struct StepRecord {
 class RunLog {
  public:
   // For a run that goes on after `last_step`: later lines of metrics.jsonl go. A line of metrics is written
-  // every `frequency` steps, for step 1 and for `num_steps`. Throws as MetricsWriter and EventWriter do.
-  RunLog(const std::filesystem::path& run_folder, int64_t last_step, int64_t num_steps, int64_t frequency);
+  // every `frequency` steps, for step 1 and for `num_steps`; `peak_flops` a second of the device, if known,
+  // is what `mfu` is a share of. Throws as MetricsWriter and EventWriter do.
+  RunLog(const std::filesystem::path& run_folder, int64_t last_step, int64_t num_steps, int64_t frequency,
+         std::optional<double> peak_flops = std::nullopt);
 
   void print_line(std::string_view text) { progress_.print_line(text); }
 
@@ -57,6 +60,7 @@ class RunLog {
   };
   void write(const nlohmann::ordered_json& line);
 
+  std::optional<double> peak_flops_;
   int64_t num_steps_;
   int64_t frequency_;
   MetricsWriter metrics_;

@@ -58,7 +58,8 @@ StepTime estimate_step_time(const RunConfig& config, double measure_seconds) {
                static_cast<double>(data.max_seq_length);
   if (planned_device(config.device) == Device::kCuda) {
     constexpr double kFlopsPerSecond = 630e12, kBytesPerSecond = 4.2e12;
-    const double bytes = config.optimizer_states == OptimizerStates::kBf16 ? 14 : 28;  // a parameter
+    const double fp32 = config.optimizer_store_param_remainders ? 26 : 28;
+    const double bytes = config.optimizer_states == OptimizerStates::kBf16 ? 14 : fp32;  // a parameter
     time.flops_per_second = kFlopsPerSecond;
     time.update_seconds =
         static_cast<double>(ParameterList(model).num_parameters()) * bytes / kBytesPerSecond;

@@ -8,6 +8,7 @@
 #include "biomoe/core/clock.h"
 #include "biomoe/core/file.h"
 #include "biomoe/core/version.h"
+#include "biomoe/ops/device_peak.h"
 #include "biomoe/train/memory_plan.h"
 
 namespace biomoe {
@@ -56,8 +57,7 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds)
   model_ = std::make_unique<Model>(model, model_limits(config_, true));
   const Device device = model_->limits().device;
   optimizer_ =
-      std::make_unique<Optimizer>(model_->parameters(), config_.adamw,
-                                  OptimizerOptions{.device = device, .states = config_.optimizer_states});
+      std::make_unique<Optimizer>(model_->parameters(), config_.adamw, optimizer_options(config_, device));
   image_ = std::make_unique<ModelImage>(*model_, optimizer_.get());
   runner_ = std::make_unique<StepRunner>(*model_, *optimizer_, records_steps());
   loader_ =
@@ -209,7 +209,9 @@ TrainSummary Trainer::run() {
   }
   std::optional<RunLog> log;
   if (step_ < config_.num_train_steps) {
-    log.emplace(config_.run_dir, step_, config_.num_train_steps, config_.logger.frequency);
+    const Device device = model_->limits().device;
+    log.emplace(config_.run_dir, step_, config_.num_train_steps, config_.logger.frequency,
+                device == Device::kCpu ? std::nullopt : peak_bf16_flops(device_info(device).name));
     train(*log);
   } else {
     fmt::print("training is complete at step {}\n", step_);
@@ -240,6 +242,10 @@ void Trainer::write_summary(const TrainSummary& summary, double seconds) const {
                          {"checkpoint", summary.checkpoint},
                          {"data", dataset_.report.json()}};
   if (first_step_seconds_) json["first_step_after_seconds"] = *first_step_seconds_;
+  if (const Device device = model_->limits().device; device != Device::kCpu) {
+    json["device_memory_used_bytes"] = device_info(device).used_bytes();
+    json["device_memory_planned_bytes"] = plan_run_memory(config_, &dataset_).gpu_total();
+  }
   if (summary.validation) {
     json["validation"] = {{"bases", summary.validation->bases},
                           {"nats_per_base", summary.validation->nats_per_base()},

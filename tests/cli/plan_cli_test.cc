@@ -74,6 +74,22 @@ TEST_F(Plan, AGenomeThatOutweighsTheModelToo) {
   expect_planned_within_five_percent(arguments);
 }
 
+// Needs no GPU.
+TEST_F(Plan, OfAGpuListsItsMemoryApart) {
+  const json whole = planned(train_arguments("run", {"dataset.path=elsewhere.fa", "device=cuda"}));
+  EXPECT_EQ(whole["device"], "cuda");
+  uint64_t sum = 0;
+  for (const auto& row : whole["gpu_bytes"].items()) sum += row.value().get<uint64_t>();
+  EXPECT_EQ(sum, whole["gpu_total_bytes"].get<uint64_t>());
+  const json parts = planned(train_arguments(
+      "run", {"dataset.path=elsewhere.fa", "device=cuda", "optimizer_store_param_remainders=true"}));
+  const auto masters = whole["gpu_bytes"]["fp32 masters"].get<uint64_t>();
+  EXPECT_GT(masters, 0u);
+  EXPECT_NEAR(parts["gpu_bytes"]["remainders of masters"].get<double>(), static_cast<double>(masters) / 2,
+              256);
+  EXPECT_LT(parts["gpu_total_bytes"].get<uint64_t>(), whole["gpu_total_bytes"].get<uint64_t>());
+}
+
 TEST_F(Plan, WithoutTheFilesItSaysWhatIsNotCounted) {
   auto arguments = train_arguments("run", {"dataset.path=elsewhere.fa"});
   const json plan = planned(arguments);

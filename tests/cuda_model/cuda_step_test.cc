@@ -26,11 +26,12 @@ ModelConfig gpu_config() {
 
 // A model, its optimiser and the image of both, from a seed.
 struct DeviceRun {
-  DeviceRun(const ModelConfig& config, ModelLimits limits, Device device) {
+  DeviceRun(const ModelConfig& config, ModelLimits limits, Device device, bool remainders = false) {
     limits.device = device;
     model = std::make_unique<Model>(config, limits);
     optimizer =
-        std::make_unique<Optimizer>(model->parameters(), AdamwConfig{}, OptimizerOptions{.device = device});
+        std::make_unique<Optimizer>(model->parameters(), AdamwConfig{},
+                                    OptimizerOptions{.device = device, .store_param_remainders = remainders});
     image = std::make_unique<ModelImage>(*model, optimizer.get());
     image->initialize(3);
     image->upload_sync();
@@ -152,6 +153,52 @@ TEST(CudaStep, ARecordedStepIsTheStepItself) {
     EXPECT_EQ(got.aux_loss, want.aux_loss) << number;
   }
   EXPECT_EQ(recorded.weights(), plain.weights());
+}
+
+// Masters in one piece and in two are the same numbers, and so is everything that follows from them: through
+// whole steps, and where one run goes on from the other's checkpoint.
+TEST(CudaStep, RemaindersOfMastersTrainAsMastersDoBitForBit) {
+  BIOMOE_REQUIRE_GPU();
+  ModelLimits limits = small_limits();
+  limits.expert_ffn_mode = ExpertFfnMode::kFusedGroupedMlp;
+  limits.deterministic = true;
+  DeviceRun whole(gpu_config(), limits, Device::kCuda), parts(gpu_config(), limits, Device::kCuda, true);
+  ASSERT_TRUE(whole.optimizer->master_A() && !whole.optimizer->remainder_A());
+  ASSERT_TRUE(parts.optimizer->remainder_A() && !parts.optimizer->master_A());
+  EXPECT_EQ(parts.weights(), whole.weights());
+  StepRunner on_whole(*whole.model, *whole.optimizer, true), on_parts(*parts.model, *parts.optimizer, true);
+  const auto same_steps = [&](int64_t first, int64_t last) {
+    for (int64_t number = first; number <= last; ++number) {
+      const Batch batch = random_batch(gpu_config(), {200, 100, 17}, static_cast<uint64_t>(number));
+      const StepResult want = whole.step(on_whole, {&batch, 1}, number),
+                       got = parts.step(on_parts, {&batch, 1}, number);
+      ASSERT_EQ(got.loss, want.loss) << number;
+      ASSERT_EQ(got.grad_norm, want.grad_norm) << number;
+    }
+  };
+  same_steps(1, 20);
+  const std::vector<float> masters = whole.weights();
+  ASSERT_EQ(parts.weights(), masters);
+  size_t finer = 0;
+  for (const float value : masters) finer += value != float_from_bf16(bf16_from_float(value)) ? 1 : 0;
+  EXPECT_GT(finer, masters.size() / 2) << "masters hold more than bf16 does";
+  // Each takes up what the other left.
+  const auto groups = [](DeviceRun& run) { return run.image->groups(); };
+  for (size_t g = 0; g < groups(whole).size(); ++g) {
+    for (size_t t = 0; t < groups(whole)[g].tensors.size(); ++t) {
+      const TensorView& a = groups(whole)[g].tensors[t].view;
+      const TensorView& b = groups(parts)[g].tensors[t].view;
+      ASSERT_EQ(std::memcmp(a.data, b.data, a.bytes()), 0) << groups(whole)[g].tensors[t].name;
+      std::vector<uint8_t> held(static_cast<const uint8_t*>(a.data),
+                                static_cast<const uint8_t*>(a.data) + a.bytes());
+      std::memcpy(a.data, b.data, a.bytes());
+      std::memcpy(b.data, held.data(), held.size());
+    }
+  }
+  whole.image->upload_sync();
+  parts.image->upload_sync();
+  same_steps(21, 25);
+  EXPECT_EQ(parts.weights(), whole.weights());
 }
 
 TEST(CudaStep, MicroBatchesAndRecomputationGiveTheSameGradient) {

@@ -196,6 +196,14 @@ TEST(Trainer, ValidationInTheLoopIsThatOfEvaluateWithoutAuxiliaryLosses) {
   EXPECT_THAT(result.output, HasSubstr("step 3  validation "));
 }
 
+TEST(Trainer, OnTheCpuRemaindersOfMastersChangeNothing) {
+  const TempFolder with_folder, without_folder;
+  RunConfig with = tiny_run(with_folder), without = tiny_run(without_folder);
+  with.device = without.device = DeviceChoice::kCpu;
+  with.optimizer_store_param_remainders = true;
+  EXPECT_EQ(train(with).summary.final_loss, train(without).summary.final_loss);
+}
+
 TEST(Trainer, ValidationChangesNothingInTraining) {
   const TempFolder with_folder, without_folder;
   RunConfig with = tiny_run(with_folder), without = tiny_run(without_folder);
@@ -216,6 +224,29 @@ TEST(Trainer, AValidationSetSmallerThanABatchIsScoredWhole) {
   EXPECT_EQ(result.summary.validation->bases, 6) << "all but N";
   EXPECT_GT(result.summary.validation->nats_per_base(), 0.0);
   EXPECT_LT(result.summary.validation->nats_per_base(), 5.0);
+}
+
+TEST(RunLog, TellsTheShareOfAKnownPeak) {
+  int64_t counts[2] = {3, 1};
+  RoutingStats routing;
+  routing.counts_LE = TensorView(counts, DType::kI64, {1, 2});
+  for (const std::optional<double> peak : {std::optional<double>(), std::optional<double>(2e12)}) {
+    const TempFolder folder;
+    ::testing::internal::CaptureStdout();
+    {
+      RunLog log(folder.path(), 0, 1, 1, peak);
+      log.step({.step = 1, .tokens = 2, .step_seconds = 0.5, .flops = 5e11}, {.tokens = 2}, routing, {});
+      log.finish(1);
+    }
+    ::testing::internal::GetCapturedStdout();
+    const auto line = nlohmann::json::parse(read_file(folder / "metrics.jsonl"));
+    EXPECT_DOUBLE_EQ(line["tflops"].get<double>(), 1.0);
+    if (peak) {
+      EXPECT_DOUBLE_EQ(line["mfu"].get<double>(), 0.5);
+    } else {
+      EXPECT_TRUE(line["mfu"].is_null());
+    }
+  }
 }
 
 TEST(Trainer, MetricsHaveTheirFieldsAndEventsStandBeside) {

@@ -225,7 +225,7 @@ __device__ __forceinline__ void update_elements(const Pointers<W, G, S>& p, cons
   }
   store<kOnce>(p.exp_avg + at, exp_avg);
   store<kOnce>(p.exp_avg_sq + at, exp_avg_sq);
-  if constexpr (kMaster == Master::kRemainder) {
+  if constexpr (kMaster != Master::kNone) {
     uint16_t high[V], low[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -234,9 +234,12 @@ __device__ __forceinline__ void update_elements(const Pointers<W, G, S>& p, cons
       low[j] = split.remainder;
     }
     store_words<V>(reinterpret_cast<uint16_t*>(p.weights) + at, high);
-    store_words<V>(p.remainder + at, low);
+    if constexpr (kMaster == Master::kRemainder) {
+      store_words<V>(p.remainder + at, low);
+    } else {
+      store<kOnce>(p.master + at, param);
+    }
   } else {
-    if constexpr (kMaster == Master::kF32) store<kOnce>(p.master + at, param);
     store<kOnce>(p.weights + at, param);
   }
 }

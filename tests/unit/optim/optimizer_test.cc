@@ -214,5 +214,18 @@ TEST(Optimizer, LargeGradientsHaveAFiniteNorm) {
   EXPECT_EQ(name, "");
 }
 
+// Planning needs no GPU.
+TEST(Optimizer, PlansMastersOfAGpuInOnePieceOrAsRemainders) {
+  const ParameterList parameters(tiny_model());
+  const auto elements = static_cast<size_t>(parameters.arena_elements());
+  const auto masters = [&](const OptimizerOptions& options) {
+    return Optimizer::plan_memory(parameters, options).masters;
+  };
+  EXPECT_EQ(masters({.device = Device::kCuda}), align_up(4 * elements));
+  EXPECT_EQ(masters({.device = Device::kCuda, .store_param_remainders = true}), align_up(2 * elements));
+  EXPECT_EQ(masters({.device = Device::kCuda, .states = OptimizerStates::kBf16}), 0u);
+  EXPECT_EQ(masters({.device = Device::kCpu, .store_param_remainders = true}), 0u);
+}
+
 }  // namespace
 }  // namespace biomoe
