@@ -94,12 +94,19 @@ void add_sizes(CLI::App& command, BenchOptions& options) {
 
 // Options as text, until a command reads them.
 struct BenchChoices {
-  std::string mode{kExpertFfnChoiceNames[0]}, device{kDeviceChoiceNames[0]}, states{kOptimizerStatesNames[0]};
+  std::string mode{kExpertFfnChoiceNames[0]}, device{kDeviceChoiceNames[0]}, states{kOptimizerStatesNames[0]},
+      routing{kRoutingNames[0]};
 };
 
 void add_choices(CLI::App& command, BenchChoices& choices, BenchOptions& options) {
   command.add_option("--device", choices.device, "auto, cpu or cuda");
   command.add_option("--optimizer-states", choices.states, "as the configuration's optimizer_states");
+  command.add_option("--optimizer-store-param-remainders", options.param_remainders,
+                     "as the configuration's optimizer_store_param_remainders");
+  command.add_option("--portable-kernels", options.portable_kernels,
+                     "as the configuration's portable_kernels");
+  command.add_option("--routing", choices.routing,
+                     "random, or skewed: one expert gets every token (at --top-k 2, half of all rows)");
   command.add_option("--cuda-graph", options.cuda_graph, "as the configuration's cuda_graph");
   command.add_option("--deterministic", options.deterministic, "as the configuration's deterministic");
 }
@@ -109,7 +116,11 @@ void resolve(const BenchChoices& choices, BenchOptions& options) {
   options.states = choice_of<OptimizerStates>("--optimizer-states", choices.states, kOptimizerStatesNames);
   options.mode = resolved_expert_ffn_mode(
       choice_of<ExpertFfnChoice>("--expert-ffn-mode", choices.mode, kExpertFfnChoiceNames), options.device,
-      options.model);
+      options.model, options.portable_kernels);
+  options.routing = choice_of<Routing>("--routing", choices.routing, kRoutingNames);
+  if (options.param_remainders && options.states == OptimizerStates::kBf16) {
+    throw user_error("--optimizer-store-param-remainders needs --optimizer-states fp32");
+  }
 }
 
 }  // namespace
@@ -134,12 +145,7 @@ void add_bench(CLI::App& app) {
   moe->callback([options, choices] {
     check(*options);
     resolve(*choices, *options);
-    nlohmann::json rows = nlohmann::json::array();
-    for (size_t i = 0; i < kExpertFfnModeNames.size(); ++i) {
-      options->mode = static_cast<ExpertFfnMode>(i);
-      rows.push_back(bench_step(*options));
-    }
-    report(*options, rows);
+    write_json(*options, bench_moe(*options));
   });
   ops->callback([options] {
     check(*options);

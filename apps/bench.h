@@ -1,9 +1,12 @@
 // What the benchmarks share: the options, the batch and the report.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "biomoe/core/context.h"
 #include "biomoe/data/batch.h"
@@ -13,13 +16,19 @@
 
 namespace biomoe::apps {
 
+// Where tokens go: by random router weights, about evenly; or every token to expert 0 and, with the rest of
+// its top_k, anywhere: with top_k = 2 one expert gets half of all rows.
+enum class Routing : uint8_t { kRandom, kSkewed };
+inline constexpr std::array<std::string_view, 2> kRoutingNames{"random", "skewed"};
+
 struct BenchOptions {
   ModelConfig model;
   int64_t seq = 512, batch = 4, steps = 10, warmup = 3, num_threads = 0;
   ExpertFfnMode mode = ExpertFfnMode::kGroupedLinear;
   Device device = Device::kCpu;
   OptimizerStates states = OptimizerStates::kFp32;
-  bool cuda_graph = true, deterministic = false;
+  bool param_remainders = false, cuda_graph = true, deterministic = false, portable_kernels = false;
+  Routing routing = Routing::kRandom;
   std::string json;
 };
 
@@ -33,6 +42,10 @@ double median_of(std::vector<double> values);
 
 // Whole steps (forward, loss, backward, norm, clipping, AdamW) on random tokens.
 nlohmann::json bench_step(const BenchOptions& options);
+
+// Whole steps with each expert_ffn_mode that the device has, and the best of them in a fixed order of sums;
+// prints the table.
+nlohmann::json bench_moe(BenchOptions options);
 
 // Every operation of the model alone, beside two measured ceilings of the machine; prints the table.
 nlohmann::json bench_ops(const BenchOptions& options);

@@ -1,9 +1,13 @@
 #include <algorithm>
+#include <cmath>
+#include <optional>
 
 #include "apps/bench.h"
 #include "biomoe/core/clock.h"
 #include "biomoe/core/rng.h"
 #include "biomoe/model/parameter_io.h"
+#include "biomoe/ops/device_peak.h"
+#include "biomoe/train/memory_plan.h"
 #include "biomoe/train/trainer.h"
 
 namespace biomoe::apps {
@@ -36,6 +40,7 @@ void set_weights(Model& model, Optimizer& optimizer) {
     return;
   }
   ParameterIo io(model.context(), model.types());
+  // Remainders stay 0: the weights are the masters.
   std::vector<TensorView> arenas{model.weights_A()};
   if (optimizer.master_A()) arenas.push_back(optimizer.master_A());
   for (const TensorView& arena_A : arenas) {
@@ -47,21 +52,80 @@ void set_weights(Model& model, Optimizer& optimizer) {
   }
 }
 
+// What column 0 of a parameter is set to for skewed routing: all tokens share a component of the residual
+// stream, large beside the others, that nothing looks at but the router's row of expert 0, whose logit it
+// lifts. The other logits differ by token as before.
+std::optional<float> shared_column(const ParamSpec& spec, int64_t row, int64_t width) {
+  constexpr float kShared = 30.0f, kLogit = 16.0f;
+  switch (spec.kind) {
+    case ParamKind::kEmbedding:
+      return kShared;
+    case ParamKind::kRouter:  // a norm makes the component about the root of the width
+      return row == 0 ? kLogit / std::sqrt(static_cast<float>(width)) : 0.0f;
+    case ParamKind::kAttention:
+      if (spec.name.ends_with("o_proj.weight")) return std::nullopt;
+      return 0.0f;
+    case ParamKind::kExpert:
+      if (spec.name.ends_with("down_proj")) return std::nullopt;
+      return 0.0f;
+    default:
+      return std::nullopt;
+  }
+}
+
+void skew_routing(Model& model, Optimizer& optimizer) {
+  const int64_t width = model.config().hidden_size;
+  ParameterIo io(model.context(), model.types());
+  std::vector<float> values;
+  for (const auto& spec : model.parameters().specs()) {
+    if (!shared_column(spec, 0, width)) continue;
+    values.resize(static_cast<size_t>(spec.num_elements()));
+    io.read_sync(spec, model.weights_A(), values.data());
+    for (int64_t row = 0; row < spec.num_elements() / width; ++row) {
+      values[static_cast<size_t>(row * width)] = *shared_column(spec, row, width);
+    }
+    for (const TensorView& arena_A : {model.weights_A(), optimizer.master_A()}) {
+      if (arena_A) io.write_sync(spec, values.data(), arena_A);
+    }
+  }
+}
+
+ModelLimits limits_of(const BenchOptions& options, int64_t tokens) {
+  return {.max_tokens = tokens,
+          .max_seqlen = options.seq,
+          .num_threads = resolved_threads(options.num_threads),
+          .training = true,
+          .recompute_layers = 0,
+          .expert_ffn_mode = options.mode,
+          .device = options.device,
+          .deterministic = options.deterministic,
+          .portable_kernels = options.portable_kernels};
+}
+
+// Share of the rows that the expert with the most gets, of the layer where that is the least.
+double least_largest_share(const RoutingStats& routing, int64_t top_k) {
+  const int64_t layers = routing.counts_LE.shape[0], experts = routing.counts_LE.shape[1];
+  double least = 1.0;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const int64_t* counts = routing.counts_LE.i64() + layer * experts;
+    least = std::min(least, static_cast<double>(*std::max_element(counts, counts + experts)) /
+                                static_cast<double>(routing.tokens * top_k));
+  }
+  return least;
+}
+
 }  // namespace
 
 nlohmann::json bench_step(const BenchOptions& options) {
   options.model.validate();
   const Batch batch = random_batch(options);
-  Model model(options.model, {.max_tokens = batch.num_tokens(),
-                              .max_seqlen = options.seq,
-                              .num_threads = resolved_threads(options.num_threads),
-                              .training = true,
-                              .recompute_layers = 0,
-                              .expert_ffn_mode = options.mode,
-                              .device = options.device,
-                              .deterministic = options.deterministic});
-  Optimizer optimizer(model.parameters(), {}, {.device = options.device, .states = options.states});
+  const ModelLimits limits = limits_of(options, batch.num_tokens());
+  const OptimizerOptions states{
+      .device = options.device, .states = options.states, .store_param_remainders = options.param_remainders};
+  Model model(options.model, limits);
+  Optimizer optimizer(model.parameters(), {}, states);
   set_weights(model, optimizer);
+  if (options.routing == Routing::kSkewed) skew_routing(model, optimizer);
   StepRunner runner(model, optimizer, options.cuda_graph && options.mode != ExpertFfnMode::kLoop);
   std::vector<double> seconds;
   double loss = 0;
@@ -75,17 +139,28 @@ nlohmann::json bench_step(const BenchOptions& options) {
   const auto [fastest, slowest] = std::minmax_element(seconds.begin(), seconds.end());
   const double flops = step_flops(options.model, model.parameters(), batch);
   nlohmann::json result = bench_header(options, "step");
-  result.update({{"expert_ffn_mode", kExpertFfnModeNames[static_cast<size_t>(options.mode)]},
-                 {"optimizer_states", kOptimizerStatesNames[static_cast<size_t>(options.states)]},
-                 {"cuda_graph", options.cuda_graph},
-                 {"deterministic", options.deterministic},
-                 {"parameters", model.parameters().num_parameters()},
-                 {"step_ms", median * 1e3},
-                 {"min_ms", *fastest * 1e3},
-                 {"max_ms", *slowest * 1e3},
-                 {"tokens_per_s", static_cast<double>(batch.num_tokens()) / median},
-                 {"gflops", flops / median * 1e-9},
-                 {"loss", loss}});
+  result.update(
+      {{"expert_ffn_mode", kExpertFfnModeNames[static_cast<size_t>(options.mode)]},
+       {"optimizer_states", kOptimizerStatesNames[static_cast<size_t>(options.states)]},
+       {"optimizer_store_param_remainders", options.param_remainders},
+       {"portable_kernels", options.portable_kernels},
+       {"routing", kRoutingNames[static_cast<size_t>(options.routing)]},
+       {"largest_expert_share", least_largest_share(model.routing(), options.model.num_experts_per_tok)},
+       {"cuda_graph", options.cuda_graph},
+       {"deterministic", options.deterministic},
+       {"parameters", model.parameters().num_parameters()},
+       {"step_ms", median * 1e3},
+       {"min_ms", *fastest * 1e3},
+       {"max_ms", *slowest * 1e3},
+       {"tokens_per_s", static_cast<double>(batch.num_tokens()) / median},
+       {"gflops", flops / median * 1e-9},
+       {"mfu", nullptr},
+       {"loss", loss}});
+  if (options.device == Device::kCpu) return result;
+  const DeviceInfo info = device_info(options.device);
+  if (const auto peak = peak_bf16_flops(info.name)) result["mfu"] = flops / median / *peak;
+  result["device_memory_used_bytes"] = info.used_bytes();
+  result["device_memory_planned_bytes"] = total_bytes(device_memory_rows(options.model, limits, states));
   return result;
 }
 
