@@ -164,6 +164,20 @@ TEST_F(Commands, BenchWritesItsFigures) {
   EXPECT_GT(nlohmann::json::parse(read_file(path("bench.json")))["tokens_per_s"].get<double>(), 0.0);
 }
 
+TEST_F(Commands, BenchShowsExpertModesSideBySideAndSkewsRouting) {
+  const Outcome outcome =
+      run({"bench",   "moe", "--device",      "cpu", "--layers",  "2",      "--hidden", "16",
+           "--ffn",   "16",  "--num-experts", "4",   "--seq",     "16",     "--batch",  "2",
+           "--steps", "1",   "--warmup",      "0",   "--routing", "skewed", "--json",   path("moe.json")});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  const auto rows = nlohmann::json::parse(read_file(path("moe.json")))["rows"];
+  ASSERT_EQ(rows.size(), 3u);
+  for (const auto& row : rows) {
+    EXPECT_THAT(outcome.out, ::testing::HasSubstr(row["expert_ffn_mode"].get<std::string>()));
+    EXPECT_EQ(row["largest_expert_share"], 0.5);
+  }
+}
+
 TEST_F(Commands, TheConfigurationReferenceIsCurrent) {
   const Outcome outcome = run({"config", "--reference"});
   EXPECT_EQ(outcome.status, 0);

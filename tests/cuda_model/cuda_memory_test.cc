@@ -1,5 +1,7 @@
 // What a run plans to take from the GPU against what the driver reports.
 #include "biomoe/train/memory_plan.h"
+
+#include "biomoe/ops/device_peak.h"
 #include "tests/cuda/gpu_test.h"
 #include "tests/train/trainer_test_util.h"
 
@@ -43,16 +45,32 @@ TEST(CudaMemory, IsPlannedWithinThreePercentOfWhatTheDriverReports) {
       config.grad_acc_steps = 2;
     }
     train(config);
-    const auto summary =
-        nlohmann::json::parse(read_file(std::filesystem::path(config.run_dir) / "summary.json"));
-    const auto used = summary["device_memory_used_bytes"].get<double>();
-    const auto planned = summary["device_memory_planned_bytes"].get<double>();
+    const nlohmann::json told = summary(config);
+    const auto used = told["device_memory_used_bytes"].get<double>();
+    const auto planned = told["device_memory_planned_bytes"].get<double>();
     RecordProperty(lean ? "lean_used_bytes" : "used_bytes", std::to_string(used));
     RecordProperty(lean ? "lean_planned_bytes" : "planned_bytes", std::to_string(planned));
     fmt::print("{:.0f} bytes planned, {:.0f} used: {:+.2f} %\n", planned, used, 100 * (planned / used - 1));
     EXPECT_GT(planned, 3e9);
     EXPECT_NEAR(planned, used, 0.03 * used);
   }
+}
+
+TEST(CudaMetrics, HaveTheShareOfAKnownPeak) {
+  BIOMOE_REQUIRE_GPU();
+  const TempFolder folder;
+  const RunConfig config = middle_run(folder);
+  train(config);
+  const std::string text = read_file(std::filesystem::path(config.run_dir) / "metrics.jsonl");
+  const auto line = nlohmann::json::parse(text.substr(0, text.find('\n')));
+  const auto peak = peak_bf16_flops(device_info(Device::kCuda).name);
+  if (!peak) {
+    EXPECT_TRUE(line["mfu"].is_null());
+    return;
+  }
+  EXPECT_NEAR(line["mfu"].get<double>(), line["tflops"].get<double>() * 1e12 / *peak, 1e-9);
+  EXPECT_GT(line["mfu"].get<double>(), 0.0);
+  EXPECT_LT(line["mfu"].get<double>(), 1.0);
 }
 
 }  // namespace

@@ -112,7 +112,7 @@ inline std::vector<nlohmann::json> metrics(const RunConfig& config) {
   for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
     end = text.find('\n', begin);
     lines.push_back(nlohmann::json::parse(text.substr(begin, end - begin)));
-    for (const char* key : {"tokens_per_s", "tflops", "step_ms", "data_ms"}) lines.back().erase(key);
+    for (const char* key : {"tokens_per_s", "tflops", "mfu", "step_ms", "data_ms"}) lines.back().erase(key);
   }
   return lines;
 }
