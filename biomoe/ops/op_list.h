@@ -31,6 +31,8 @@
   X(sum_squares, SumSquaresArgs)                      \
   X(clip_factor, ClipFactorArgs)                      \
   X(adamw, AdamwArgs)                                 \
+  X(quantize, QuantizeArgs)                           \
+  X(update_delayed_scales, UpdateDelayedScalesArgs)   \
   X(fill_zero, FillZeroArgs)                          \
   X(count_nonfinite, CountNonfiniteArgs)
 

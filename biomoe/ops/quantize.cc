@@ -1,0 +1,71 @@
+#include "biomoe/ops/quantize.h"
+
+#include <algorithm>
+
+#include "biomoe/ops/check_args.h"
+#include "biomoe/ops/dispatch_device.h"
+
+namespace biomoe {
+
+BlockGrid block_grid(const QuantizeArgs& args) {
+  BlockGrid grid{.rows = args.x_RC.shape[0], .columns = args.x_RC.shape[1], .block = args.block};
+  if (args.offsets_E1) {
+    grid.offsets = args.offsets_E1.i64();
+    grid.groups = args.offsets_E1.shape[0] - 1;
+  } else if (args.group_rows > 0) {
+    grid.group_rows = args.group_rows;
+    grid.groups = grid.rows / args.group_rows;
+  }
+  return grid;
+}
+
+size_t quantize_scratch_bytes(Device device, int64_t groups) {
+  return device == Device::kCpu ? 0 : align_up(static_cast<size_t>(groups) * sizeof(float));
+}
+
+void quantize(Context& ctx, const QuantizeArgs& args) {
+  constexpr const char* kOp = "quantize";
+  check_rank(kOp, "x", args.x_RC, 2);
+  check_compute_type(kOp, "x", args.x_RC, ctx.device);
+  const Shape& shape = args.x_RC.shape;
+  check_tensor(kOp, "x", args.x_RC, args.x_RC.dtype, shape, Layout::kRows);
+  BM_CHECK(std::find(kBlockShapes.begin(), kBlockShapes.end(), args.block) != kBlockShapes.end(),
+           "{}: there are no blocks of {}x{}", kOp, args.block.rows, args.block.columns);
+  BM_CHECK(
+      args.group_rows == 0 || (args.group_rows > 0 && shape[0] % args.group_rows == 0 && !args.offsets_E1),
+      "{}: {} rows in groups of {}", kOp, shape[0], args.group_rows);
+  if (args.offsets_E1) {
+    check_rank(kOp, "offsets", args.offsets_E1, 1);
+    BM_CHECK(args.offsets_E1.shape[0] >= 1, "{}: offsets is empty, expected the groups' borders", kOp);
+    check_tensor(kOp, "offsets", args.offsets_E1, DType::kI64, args.offsets_E1.shape);
+  }
+  const BlockGrid grid = block_grid(args);
+  const Shape blocks{grid.bands(), grid.block_columns()};
+  if (args.data_RC) check_tensor(kOp, "data", args.data_RC, DType::kU8, shape, Layout::kRows);
+  if (args.scales_NB) {
+    check_tensor(kOp, "scales", args.scales_NB, is_mx(args.rule) ? DType::kU8 : DType::kF32, blocks);
+  }
+  if (args.amax_NB) check_tensor(kOp, "amax", args.amax_NB, DType::kF32, blocks);
+  if (args.dequantized_RC) {
+    check_tensor(kOp, "dequantized", args.dequantized_RC, args.x_RC.dtype, shape, Layout::kRows);
+  }
+  if (args.rule == ScaleRule::kGiven) {
+    BM_CHECK(args.block == (BlockShape{0, 0}), "{}: scales are given for whole groups only", kOp);
+    check_tensor(kOp, "given_scales", args.given_scales_N, DType::kF32, Shape{grid.bands()});
+  }
+  BIOMOE_RUN_ON_DEVICE(quantize, ctx, args);
+}
+
+void update_delayed_scales(Context& ctx, const UpdateDelayedScalesArgs& args) {
+  constexpr const char* kOp = "update_delayed_scales";
+  check_rank(kOp, "amax", args.amax_HN, 2);
+  const int64_t tensors = args.amax_HN.shape[1];
+  BM_CHECK(args.amax_HN.shape[0] >= 1, "{}: a history of no steps", kOp);
+  BM_CHECK(args.margin >= -64 && args.margin <= 64, "{}: margin is {}, expected -64 to 64", kOp, args.margin);
+  check_tensor(kOp, "amax", args.amax_HN, DType::kF32, args.amax_HN.shape);
+  check_tensor(kOp, "scales", args.scales_N, DType::kF32, Shape{tensors});
+  check_tensor(kOp, "formats", args.formats_N, DType::kU8, Shape{tensors});
+  BIOMOE_RUN_ON_DEVICE(update_delayed_scales, ctx, args);
+}
+
+}  // namespace biomoe

@@ -1,0 +1,75 @@
+// The problems that quantisation is tested on, on the CPU and the GPU.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <ostream>
+#include <vector>
+
+#include "biomoe/ops/quantize.h"
+#include "tests/ref/quantize.h"
+
+namespace biomoe::test {
+
+struct QuantizeCase {
+  int64_t rows, columns;
+  std::vector<int64_t> offsets;  // empty: one group
+  int64_t group_rows;            // 0: none
+};
+
+inline void PrintTo(const QuantizeCase& c, std::ostream* out) {
+  *out << c.rows << "x" << c.columns << " in " << c.offsets.size() << " borders, groups of " << c.group_rows;
+}
+
+inline const std::vector<QuantizeCase> kQuantizeCases = {
+    {0, 64, {}, 0},
+    {1, 1, {}, 0},
+    {1, 31, {}, 0},
+    {3, 33, {}, 0},
+    {64, 128, {}, 0},
+    {97, 200, {}, 0},
+    {130, 264, {}, 0},
+    {256, 96, {}, 64},
+    {198, 40, {}, 33},
+    {162, 72, {0, 0, 1, 32, 65, 162}, 0},
+    {300, 136, {0, 128, 128, 256}, 0},  // the last rows belong to nobody
+    {97, 33, {0, 0, 97, 97}, 0},
+};
+
+struct QuantizeVariant {
+  Fp8Format format;
+  ScaleRule rule;
+  BlockShape block;
+};
+
+inline std::vector<QuantizeVariant> quantize_variants() {
+  std::vector<QuantizeVariant> all;
+  for (const Fp8Format format : {Fp8Format::kE4M3, Fp8Format::kE5M2}) {
+    for (const BlockShape& block : kBlockShapes) {
+      for (const ScaleRule rule :
+           {ScaleRule::kMxUp, ScaleRule::kMxFloor, ScaleRule::kFloat, ScaleRule::kPowerOfTwo}) {
+        all.push_back({format, rule, block});
+      }
+    }
+    all.push_back({format, ScaleRule::kGiven, {0, 0}});
+  }
+  return all;
+}
+
+inline ref::QuantizeProblem problem_of(const QuantizeCase& c, const QuantizeVariant& v) {
+  ref::QuantizeProblem problem{c.rows,   c.columns, c.offsets, !c.offsets.empty() || c.group_rows > 0,
+                               v.format, v.rule,    v.block};
+  if (c.offsets.empty()) {
+    const int64_t step = c.group_rows > 0 ? c.group_rows : c.rows;
+    problem.offsets = {0};
+    do {
+      problem.offsets.push_back(problem.offsets.back() + step);
+    } while (problem.offsets.back() < c.rows);
+  }
+  for (size_t g = 0; g + 1 < problem.offsets.size(); ++g) {
+    problem.given.push_back(static_cast<double>(static_cast<float>(0.37 * static_cast<double>(g + 1))));
+  }
+  return problem;
+}
+
+}  // namespace biomoe::test
