@@ -22,7 +22,12 @@ find_package(biomoe $version REQUIRED)
 add_executable(outside outside.cc)
 target_compile_features(outside PRIVATE cxx_std_20)
 target_link_libraries(outside PRIVATE biomoe::train)
+add_executable(layers layers.cc)
+target_compile_features(layers PRIVATE cxx_std_20)
+target_link_libraries(layers PRIVATE biomoe::moe)
 TEXT
+# The program that the README shows.
+awk '/^```cpp$/ {inside = 1; next} /^```$/ {inside = 0} inside' README.md >"$work/project/layers.cc"
 cat >"$work/project/outside.cc" <<'TEXT'
 #include <cstdio>
 
@@ -47,6 +52,13 @@ TEXT
 got="$("$work/build/outside")"
 if [[ "$got" != "$version 1" ]]; then
   echo "the program printed '$got', not '$version 1'" >>"$log"
+  exit 1
+fi
+"$work/build/layers" >"$work/layers.out"
+# silu(1.28) * 1.28 * 0.5 = 0.6410 in every feature; 96 of them times 0.01 is y, 64 times that without the scale dscale.
+expected="y 0.6153, dscale 78.7640, dw of the idle expert 0.0000"
+if ! grep -q '^layers 0-2: fused_grouped_mlp of ' "$work/layers.out" || ! grep -qx "$expected" "$work/layers.out"; then
+  { echo "the program of the README printed, where '$expected' was expected:"; cat "$work/layers.out"; } >>"$log"
   exit 1
 fi
 (cd "$work" && prefix/bin/biomoe config --config-name ecoli_tiny) >"$work/config.out" 2>>"$log"

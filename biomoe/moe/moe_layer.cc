@@ -1,80 +1,50 @@
 #include "biomoe/moe/moe_layer.h"
 
+#include "biomoe/moe/sequential.h"
 #include "biomoe/ops/device.h"
 #include "biomoe/ops/dispatch.h"
-#include "biomoe/ops/fill.h"
 #include "biomoe/ops/gemm.h"
-#include "biomoe/ops/grouped_gemm.h"
 #include "biomoe/ops/router.h"
-#include "biomoe/ops/scaled_swiglu.h"
 
 namespace biomoe {
 namespace {
 
-enum class Pass { kForward, kDgrad, kWgrad };
-
-// The same product for rows [begin, end) of expert `e` alone, as a dense GEMM.
-void expert_gemm(Context& ctx, Pass pass, const GroupedGemmArgs& args, int64_t e, int64_t begin,
-                 int64_t end) {
-  const int64_t rows = end - begin;
-  const TensorView expert = args.w_EOI.rows(e, 1);
-  const TensorView w(expert.data, expert.dtype, Shape{expert.shape[1], expert.shape[2]});
-  if (rows == 0) {
-    if (pass == Pass::kWgrad && !args.accumulate) fill_zero(ctx, {.x = w});
-    return;
-  }
-  const TensorView x = args.x_RI.rows(begin, rows), y = args.y_RO.rows(begin, rows);
-  switch (pass) {
-    case Pass::kForward:
-      gemm(ctx, {.a = x, .b = w, .c = y, .transpose_b = true});
-      break;
-    case Pass::kDgrad:
-      gemm(ctx, {.a = y, .b = w, .c = x});
-      break;
-    case Pass::kWgrad:
-      gemm(ctx, {.a = y, .b = x, .c = w, .transpose_a = true, .accumulate = args.accumulate});
-      break;
-  }
+// Two linear maps with the activation between them, over the rows of the saved plan.
+Sequential expert_layers(const Context& ctx, ExpertFfnMode mode, const MoeShape& shape,
+                         const MoeWeights& weights, const MoeWeights& gradients) {
+  const GroupedProduct product =
+      mode == ExpertFfnMode::kLoop ? GroupedProduct::kLoop : GroupedProduct::kGrouped;
+  return Sequential(ctx.device, shape.type,
+                    {GroupedLinear{.w_EOI = weights.gate_up_E2FD,
+                                   .dw_EOI = gradients.gate_up_E2FD,
+                                   .product = product,
+                                   .quantizer = weights.gate_up_quantizer},
+                     ScaledSwiGLU{.interleave = shape.gate_up_interleave},
+                     GroupedLinear{.w_EOI = weights.down_EDF,
+                                   .dw_EOI = gradients.down_EDF,
+                                   .product = product,
+                                   .quantizer = weights.down_quantizer}},
+                    mode == ExpertFfnMode::kFusedGroupedMlp ? Fusion::kRequired : Fusion::kOff);
 }
 
-// Runs the products of one layer in the mode asked for.
-class Experts {
- public:
-  // In a loop the host must know the routing: it waits for the offsets (sync).
-  Experts(Context& ctx, ExpertFfnMode mode, const MoeSaved& saved, const MoeWorkspace& workspace)
-      : ctx_(ctx), mode_(mode), saved_(saved), host_offsets_(saved.offsets_E1) {
-    if (mode_ != ExpertFfnMode::kLoop || ctx.device == Device::kCpu) return;
-    host_offsets_ = workspace.offsets_host_E1;
-    copy_to_host(ctx, host_offsets_.data, saved.offsets_E1.data, saved.offsets_E1.bytes());
-    device_wait_sync(ctx);
-  }
+SequentialMemory expert_memory(const MoeSaved& saved, const MoeWorkspace& workspace) {
+  SequentialMemory memory;
+  memory.hidden[0] = memory.gradient[0] = saved.gate_up_R2F;
+  memory.hidden[1] = saved.act_RF;
+  memory.gradient[1] = workspace.dact_RF;
+  return memory;
+}
 
-  void run(Pass pass, TensorView x_RI, TensorView w_EOI, TensorView y_RO, bool accumulate = false) {
-    const GroupedGemmArgs args{.x_RI = x_RI,
-                               .w_EOI = w_EOI,
-                               .y_RO = y_RO,
-                               .offsets_E1 = saved_.offsets_E1,
-                               .rows_E = saved_.rows_E,
-                               .accumulate = accumulate};
-    if (mode_ == ExpertFfnMode::kLoop) {
-      const int64_t* offsets = host_offsets_.i64();
-      for (int64_t e = 0; e < w_EOI.shape[0]; ++e)
-        expert_gemm(ctx_, pass, args, e, offsets[e], offsets[e + 1]);
-    } else if (pass == Pass::kForward) {
-      grouped_gemm_forward(ctx_, args);
-    } else if (pass == Pass::kDgrad) {
-      grouped_gemm_dgrad(ctx_, args);
-    } else {
-      grouped_gemm_wgrad(ctx_, args);
-    }
-  }
-
- private:
-  Context& ctx_;
-  ExpertFfnMode mode_;
-  const MoeSaved& saved_;
-  TensorView host_offsets_;
-};
+// For a loop over experts the host must know the routing: it waits for the offsets (sync).
+ExpertRows expert_rows(Context& ctx, ExpertFfnMode mode, const MoeSaved& saved,
+                       const MoeWorkspace& workspace) {
+  ExpertRows rows{.offsets_E1 = saved.offsets_E1, .rows_E = saved.rows_E};
+  if (mode != ExpertFfnMode::kLoop || ctx.device == Device::kCpu) return rows;
+  rows.offsets_host_E1 = workspace.offsets_host_E1;
+  copy_to_host(ctx, rows.offsets_host_E1.data, saved.offsets_E1.data, saved.offsets_E1.bytes());
+  device_wait_sync(ctx);
+  return rows;
+}
 
 // [T, k] read as [T*k].
 TensorView flat(const TensorView& view) {
@@ -146,25 +116,9 @@ void moe_forward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const 
                 .values_N = flat(saved.weights_Tk),
                 .y_values_R = saved.row_weights_R,
                 .top_k = shape.top_k});
-  Experts experts(ctx, mode, saved, workspace);
-  if (mode == ExpertFfnMode::kFusedGroupedMlp) {
-    grouped_gate_up(ctx, {.x_RD = workspace.x_RD,
-                          .w_E2FD = weights.gate_up_E2FD,
-                          .gate_up_R2F = saved.gate_up_R2F,
-                          .probs_R = saved.row_weights_R,
-                          .act_RF = saved.act_RF,
-                          .offsets_E1 = saved.offsets_E1,
-                          .rows_E = saved.rows_E,
-                          .interleave = shape.gate_up_interleave});
-  } else {
-    experts.run(Pass::kForward, workspace.x_RD, weights.gate_up_E2FD, saved.gate_up_R2F);
-    scaled_swiglu_forward(ctx, {.gate_up_R2F = saved.gate_up_R2F,
-                                .probs_R = saved.row_weights_R,
-                                .act_RF = saved.act_RF,
-                                .offsets_E1 = saved.offsets_E1,
-                                .interleave = shape.gate_up_interleave});
-  }
-  experts.run(Pass::kForward, saved.act_RF, weights.down_EDF, workspace.y_RD);
+  expert_layers(ctx, mode, shape, weights, {})
+      .forward(ctx, expert_rows(ctx, mode, saved, workspace), workspace.x_RD, saved.row_weights_R,
+               expert_memory(saved, workspace), workspace.y_RD);
   unpermute(ctx, {.y_RD = workspace.y_RD,
                   .row_of_slot_N = saved.row_of_slot_N,
                   .x_TD = y_TD,
@@ -173,50 +127,9 @@ void moe_forward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const 
                   .top_k = shape.top_k});
 }
 
-namespace {
-
-// From dact's product to dgate_up and dprobs.
-void experts_activation_backward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape,
-                                 const MoeWeights& weights, const MoeSaved& saved,
-                                 const MoeWorkspace& workspace, Experts& experts) {
-  if (mode == ExpertFfnMode::kFusedGroupedMlp) {
-    grouped_down_backward(ctx, {.dy_RD = workspace.y_RD,
-                                .w_EDF = weights.down_EDF,
-                                .gate_up_R2F = saved.gate_up_R2F,
-                                .probs_R = saved.row_weights_R,
-                                .dact_RF = workspace.dact_RF,
-                                .dgate_up_R2F = saved.gate_up_R2F,
-                                .dprobs_R = workspace.dprobs_R,
-                                .offsets_E1 = saved.offsets_E1,
-                                .rows_E = saved.rows_E,
-                                .interleave = shape.gate_up_interleave});
-    return;
-  }
-  experts.run(Pass::kDgrad, workspace.dact_RF, weights.down_EDF, workspace.y_RD);
-  scaled_swiglu_backward(ctx, {.dact_RF = workspace.dact_RF,
-                               .gate_up_R2F = saved.gate_up_R2F,
-                               .probs_R = saved.row_weights_R,
-                               .dgate_up_R2F = saved.gate_up_R2F,
-                               .dprobs_R = workspace.dprobs_R,
-                               .offsets_E1 = saved.offsets_E1,
-                               .interleave = shape.gate_up_interleave});
-}
-
-}  // namespace
-
 void moe_backward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const MoeWeights& weights,
                   const MoeWeights& gradients, const MoeSaved& saved, const MoeWorkspace& workspace,
                   const MoeBackward& args) {
-  Experts experts(ctx, mode, saved, workspace);
-  // The combine is a plain sum, so its gradient is a permutation of dy.
-  permute(ctx, {.x_TD = args.dy_TD,
-                .slot_of_row_R = saved.slot_of_row_R,
-                .y_RD = workspace.y_RD,
-                .values_N = {},
-                .y_values_R = {},
-                .top_k = shape.top_k});
-  experts.run(Pass::kWgrad, saved.act_RF, gradients.down_EDF, workspace.y_RD, args.accumulate);
-  experts_activation_backward(ctx, mode, shape, weights, saved, workspace, experts);
   // The permuted input is cheaper to gather again than to keep for every layer.
   permute(ctx, {.x_TD = args.x_TD,
                 .slot_of_row_R = saved.slot_of_row_R,
@@ -224,8 +137,21 @@ void moe_backward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const
                 .values_N = {},
                 .y_values_R = {},
                 .top_k = shape.top_k});
-  experts.run(Pass::kWgrad, workspace.x_RD, gradients.gate_up_E2FD, saved.gate_up_R2F, args.accumulate);
-  experts.run(Pass::kDgrad, workspace.x_RD, weights.gate_up_E2FD, saved.gate_up_R2F);
+  // The combine is a plain sum, so its gradient is a permutation of dy.
+  permute(ctx, {.x_TD = args.dy_TD,
+                .slot_of_row_R = saved.slot_of_row_R,
+                .y_RD = workspace.y_RD,
+                .values_N = {},
+                .y_values_R = {},
+                .top_k = shape.top_k});
+  expert_layers(ctx, mode, shape, weights, gradients)
+      .backward(ctx, expert_rows(ctx, mode, saved, workspace), expert_memory(saved, workspace),
+                {.x_RI = workspace.x_RD,
+                 .dy_RO = workspace.y_RD,
+                 .dx_RI = workspace.x_RD,
+                 .scales_R = saved.row_weights_R,
+                 .dscales_R = workspace.dprobs_R,
+                 .accumulate = args.accumulate});
   unpermute(ctx, {.y_RD = workspace.x_RD,
                   .row_of_slot_N = saved.row_of_slot_N,
                   .x_TD = args.dx_TD,

@@ -7,6 +7,7 @@
 
 #include "biomoe/core/arena.h"
 #include "biomoe/core/context.h"
+#include "biomoe/moe/operand_quantizer.h"
 #include "biomoe/moe/routing_stats.h"
 #include "biomoe/ops/dispatch.h"
 
@@ -29,11 +30,12 @@ struct MoeShape {
   int64_t rows(int64_t tokens) const { return row_capacity(tokens * top_k, experts, row_alignment); }  // R
 };
 
-// The layer's parameters, or their gradients (same shapes).
+// The layer's parameters and how products quantise their operands, or their gradients (same shapes).
 struct MoeWeights {
   TensorView gate_ED;
   TensorView gate_up_E2FD;  // gate rows first
   TensorView down_EDF;
+  OperandQuantizer gate_up_quantizer{}, down_quantizer{};  // of the weights, not of their gradients
 };
 
 // What forward leaves for backward, for T tokens, N = T*k slots and R rows.

@@ -9,6 +9,7 @@
 #include "biomoe/core/error.h"
 #include "biomoe/data/dataset.h"
 #include "biomoe/model/compute_types.h"
+#include "biomoe/moe/sequential.h"
 #include "biomoe/ops/device.h"
 
 namespace biomoe {
@@ -85,12 +86,13 @@ ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, co
                                        bool portable_kernels) {
   const bool hopper =
       device == Device::kCuda && !portable_kernels && device_info(device).compute_capability == 90;
-  const bool fusable = hopper && compute_types(device, model, false).gate_up_interleave > 0;
+  const std::string obstacle = fused_mlp_device_obstacle(
+      device, model.intermediate_size, compute_types(device, model, false).gate_up_interleave);
   const auto mode = [&] {
     if (choice != ExpertFfnChoice::kAuto) return static_cast<ExpertFfnMode>(static_cast<int>(choice) - 1);
     if (device == Device::kCpu) return ExpertFfnMode::kGroupedLinear;
     if (!hopper) return ExpertFfnMode::kLoop;
-    return fusable ? ExpertFfnMode::kFusedGroupedMlp : ExpertFfnMode::kGroupedLinear;
+    return obstacle.empty() ? ExpertFfnMode::kFusedGroupedMlp : ExpertFfnMode::kGroupedLinear;
   }();
   if (device == Device::kCuda && mode != ExpertFfnMode::kLoop && !hopper) {
     throw user_error("expert_ffn_mode={}: {}; set expert_ffn_mode=loop or auto",
@@ -99,11 +101,9 @@ ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, co
                          ? "portable_kernels=true has no kernels for all experts at once"
                          : "this GPU has no kernels for all experts at once (compute capability 9.0 has)");
   }
-  if (device == Device::kCuda && mode == ExpertFfnMode::kFusedGroupedMlp && !fusable) {
-    throw user_error(
-        "expert_ffn_mode=fused_grouped_mlp: config_kwargs.intermediate_size={} is no multiple of 32; set "
-        "expert_ffn_mode=grouped_linear or auto",
-        model.intermediate_size);
+  if (mode == ExpertFfnMode::kFusedGroupedMlp && !obstacle.empty()) {
+    throw user_error("expert_ffn_mode=fused_grouped_mlp: {}; set expert_ffn_mode=grouped_linear or auto",
+                     obstacle);
   }
   return mode;
 }

@@ -40,6 +40,7 @@ struct QuantizeVariant {
   Fp8Format format;
   ScaleRule rule;
   BlockShape block;
+  double given = 0.37;  // kGiven: the scale of the first group; of the others multiples
 };
 
 inline std::vector<QuantizeVariant> quantize_variants() {
@@ -67,7 +68,7 @@ inline ref::QuantizeProblem problem_of(const QuantizeCase& c, const QuantizeVari
     } while (problem.offsets.back() < c.rows);
   }
   for (size_t g = 0; g + 1 < problem.offsets.size(); ++g) {
-    problem.given.push_back(static_cast<double>(static_cast<float>(0.37 * static_cast<double>(g + 1))));
+    problem.given.push_back(static_cast<double>(static_cast<float>(v.given * static_cast<double>(g + 1))));
   }
   return problem;
 }

@@ -1,4 +1,4 @@
-// The mixture-of-experts layer against a plain computation in double, in both ways of running the experts.
+// The mixture-of-experts layer against a plain computation in double, in every way of running the experts.
 #include "biomoe/moe/moe_layer.h"
 
 #include <gtest/gtest.h>
@@ -24,10 +24,11 @@ struct LayerCase {
 struct Layer {
   explicit Layer(const LayerCase& c, ExpertFfnMode ffn_mode) : shape(c.shape), mode(ffn_mode) {
     const int64_t D = shape.width, F = shape.expert_width, E = shape.experts;
-    weights = {arena.tensor(DType::kF32, {E, D}), arena.tensor(DType::kF32, {E, 2 * F, D}),
-               arena.tensor(DType::kF32, {E, D, F})};
-    gradients = {arena.tensor(DType::kF32, {E, D}), arena.tensor(DType::kF32, {E, 2 * F, D}),
-                 arena.tensor(DType::kF32, {E, D, F})};
+    for (MoeWeights* set : {&weights, &gradients}) {
+      set->gate_ED = arena.tensor(DType::kF32, {E, D});
+      set->gate_up_E2FD = arena.tensor(DType::kF32, {E, 2 * F, D});
+      set->down_EDF = arena.tensor(DType::kF32, {E, D, F});
+    }
     stats = {arena.tensor(DType::kI64, {E}), arena.tensor(DType::kF64, {E}), arena.tensor(DType::kF64, {1})};
     x = arena.tensor(DType::kF32, {kTokens, D});
     arena.poison_free();
@@ -186,7 +187,8 @@ TEST_P(MoeLayer, BackwardEqualsCentralDifferences) {
 INSTANTIATE_TEST_SUITE_P(Cases, MoeLayer,
                          ::testing::Combine(::testing::ValuesIn(kCases),
                                             ::testing::Values(ExpertFfnMode::kLoop,
-                                                              ExpertFfnMode::kGroupedLinear)));
+                                                              ExpertFfnMode::kGroupedLinear,
+                                                              ExpertFfnMode::kFusedGroupedMlp)));
 
 }  // namespace
 }  // namespace biomoe

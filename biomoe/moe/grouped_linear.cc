@@ -1,0 +1,91 @@
+#include "biomoe/moe/grouped_linear.h"
+
+#include <fmt/format.h>
+
+#include "biomoe/core/error.h"
+#include "biomoe/ops/fill.h"
+#include "biomoe/ops/gemm.h"
+#include "biomoe/ops/grouped_gemm.h"
+
+namespace biomoe {
+namespace {
+
+enum class Pass { kForward, kDgrad, kWgrad };
+
+// The product for rows [begin, end) of expert `e` alone, as a dense GEMM.
+void expert_gemm(Context& ctx, Pass pass, const GroupedGemmArgs& args, int64_t e, int64_t begin,
+                 int64_t end) {
+  const int64_t rows = end - begin;
+  const TensorView expert = args.w_EOI.rows(e, 1);
+  const TensorView w(expert.data, expert.dtype, Shape{expert.shape[1], expert.shape[2]});
+  if (rows == 0) {
+    if (pass == Pass::kWgrad && !args.accumulate) fill_zero(ctx, {.x = w});
+    return;
+  }
+  const TensorView x = args.x_RI.rows(begin, rows), y = args.y_RO.rows(begin, rows);
+  switch (pass) {
+    case Pass::kForward:
+      gemm(ctx, {.a = x, .b = w, .c = y, .transpose_b = true});
+      break;
+    case Pass::kDgrad:
+      gemm(ctx, {.a = y, .b = w, .c = x});
+      break;
+    case Pass::kWgrad:
+      gemm(ctx, {.a = y, .b = x, .c = w, .transpose_a = true, .accumulate = args.accumulate});
+      break;
+  }
+}
+
+void run(Context& ctx, Pass pass, const GroupedLinear& layer, const ExpertRows& rows, GroupedGemmArgs args) {
+  args.offsets_E1 = rows.offsets_E1;
+  args.rows_E = rows.rows_E;
+  if (layer.product == GroupedProduct::kLoop) {
+    BM_CHECK(ctx.device == Device::kCpu || rows.offsets_host_E1,
+             "{}: a loop over experts needs offsets on the host", layer.str());
+    const int64_t* offsets = rows.host_offsets().i64();
+    for (int64_t e = 0; e < layer.num_experts(); ++e)
+      expert_gemm(ctx, pass, args, e, offsets[e], offsets[e + 1]);
+  } else if (pass == Pass::kForward) {
+    grouped_gemm_forward(ctx, args);
+  } else if (pass == Pass::kDgrad) {
+    grouped_gemm_dgrad(ctx, args);
+  } else {
+    grouped_gemm_wgrad(ctx, args);
+  }
+}
+
+}  // namespace
+
+std::string GroupedLinear::str() const {
+  return fmt::format("GroupedLinear({} experts, {} -> {})", num_experts(), in_features(), out_features());
+}
+
+void GroupedLinear::forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, TensorView y_RO) const {
+  TensorView w = w_EOI;
+  if (quantizer) {
+    x_RI = quantizer.rows(ctx, Operand::kActivation, false, x_RI, rows.offsets_E1);
+    w = quantizer.weights(ctx, false, w);
+  }
+  run(ctx, Pass::kForward, *this, rows, {.x_RI = x_RI, .w_EOI = w, .y_RO = y_RO, .offsets_E1 = {}});
+}
+
+void GroupedLinear::dgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView dx_RI) const {
+  TensorView w = w_EOI;
+  if (quantizer) {
+    dy_RO = quantizer.rows(ctx, Operand::kGradient, false, dy_RO, rows.offsets_E1);
+    w = quantizer.weights(ctx, true, w);
+  }
+  run(ctx, Pass::kDgrad, *this, rows, {.x_RI = dx_RI, .w_EOI = w, .y_RO = dy_RO, .offsets_E1 = {}});
+}
+
+void GroupedLinear::wgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView x_RI,
+                          bool accumulate) const {
+  if (quantizer) {
+    dy_RO = quantizer.rows(ctx, Operand::kGradient, true, dy_RO, rows.offsets_E1);
+    x_RI = quantizer.rows(ctx, Operand::kActivation, true, x_RI, rows.offsets_E1);
+  }
+  run(ctx, Pass::kWgrad, *this, rows,
+      {.x_RI = x_RI, .w_EOI = dw_EOI, .y_RO = dy_RO, .offsets_E1 = {}, .accumulate = accumulate});
+}
+
+}  // namespace biomoe

@@ -1,0 +1,37 @@
+// GroupedLinear: one linear map an expert, over rows in expert order.
+#pragma once
+
+#include <string>
+
+#include "biomoe/core/context.h"
+#include "biomoe/core/tensor_view.h"
+#include "biomoe/moe/expert_rows.h"
+#include "biomoe/moe/operand_quantizer.h"
+
+namespace biomoe {
+
+enum class GroupedProduct : uint8_t {
+  kGrouped,  // all experts in one operation
+  kLoop,     // one GEMM an expert: the baseline; off the CPU the host must know the rows
+};
+
+// y[r] = x[r] w[e]^T for the rows r of expert e. The tensors belong to the caller; the layer is a view on
+// them and is copied freely.
+struct GroupedLinear {
+  TensorView w_EOI;     // [E, out, in]
+  TensorView dw_EOI{};  // gradient; needed by wgrad only
+  GroupedProduct product = GroupedProduct::kGrouped;
+  OperandQuantizer quantizer{};
+
+  int64_t num_experts() const { return w_EOI.shape[0]; }
+  int64_t out_features() const { return w_EOI.shape[1]; }
+  int64_t in_features() const { return w_EOI.shape[2]; }
+  std::string str() const;  // "GroupedLinear(8 experts, 64 -> 256)"
+
+  void forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, TensorView y_RO) const;  // y assigned
+  void dgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView dx_RI) const;  // dx assigned
+  // dw assigned, or added to.
+  void wgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView x_RI, bool accumulate) const;
+};
+
+}  // namespace biomoe
