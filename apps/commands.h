@@ -15,5 +15,6 @@ void add_plan(CLI::App& app);
 void add_config(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_info(CLI::App& app);
+void add_selftest(CLI::App& app);
 
 }  // namespace biomoe::apps

@@ -4,6 +4,7 @@
 #include "biomoe/core/version.h"
 #include "biomoe/ops/device.h"
 #include "biomoe/train/run_config.h"
+#include "biomoe/train/selftest.h"
 
 namespace biomoe::apps {
 namespace {
@@ -26,6 +27,16 @@ void print_gpu() {
              generation == 9 || generation == 10 ? "cuDNN" : "in tiles");
 }
 
+void print_recipes() {
+  fmt::print("\n{:<22} {:<12} {}\n", "fp8_recipe", "cpu", "cuda");
+  for (size_t i = 0; i < kFp8RecipeNames.size(); ++i) {
+    const auto support = [&](Device device) {
+      return kRecipeSupportNames[static_cast<size_t>(recipe_support(static_cast<Fp8Recipe>(i), device))];
+    };
+    fmt::print("{:<22} {:<12} {}\n", kFp8RecipeNames[i], support(Device::kCpu), support(Device::kCuda));
+  }
+}
+
 }  // namespace
 
 void add_info(CLI::App& app) {
@@ -39,6 +50,7 @@ void add_info(CLI::App& app) {
         "same work)\n",
         resolved_threads(0));
     print_gpu();
+    print_recipes();
   });
 }
 

@@ -119,7 +119,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("biomoe ") + biomoe::kVersion);
   app.require_subcommand(1);
   for (auto add : {add_train, add_eval, add_data, add_checkpoint, add_generate, add_plan, add_config,
-                   add_bench, add_info}) {
+                   add_bench, add_info, add_selftest}) {
     add(app);
   }
   return run(app, argc, argv);

@@ -133,6 +133,8 @@ class ConfigReader {
     if (!value->is_boolean()) throw error(key, *value, "true or false");
     member = value->get<bool>();
   }
+  // layer_precision is of training, and no key of transformers.
+  void field(const char*, std::vector<std::string>&, const char*) {}
 
  private:
   const json* find(const char* key) const {

@@ -28,6 +28,33 @@ RopeArgs rope_of(const BlockInputs& inputs, TensorView x_TC, bool inverse) {
           .inverse = inverse};
 }
 
+// The products of a projection y = x w^T, with quantised operands where the quantizer says so.
+void project(Context& ctx, const OperandQuantizer& quantizer, TensorView x, TensorView w, TensorView y) {
+  if (quantizer) {
+    x = quantizer.matrix(ctx, Operand::kActivation, false, x);
+    w = quantizer.matrix(ctx, Operand::kWeight, false, w);
+  }
+  gemm(ctx, {.a = x, .b = w, .c = y, .transpose_b = true});
+}
+
+void project_dgrad(Context& ctx, const OperandQuantizer& quantizer, TensorView dy, TensorView w,
+                   TensorView dx) {
+  if (quantizer) {
+    dy = quantizer.matrix(ctx, Operand::kGradient, false, dy);
+    w = quantizer.matrix(ctx, Operand::kWeight, true, w);
+  }
+  gemm(ctx, {.a = dy, .b = w, .c = dx});
+}
+
+void project_wgrad(Context& ctx, const OperandQuantizer& quantizer, TensorView dy, TensorView x,
+                   TensorView dw, bool accumulate) {
+  if (quantizer) {
+    dy = quantizer.matrix(ctx, Operand::kGradient, true, dy);
+    x = quantizer.matrix(ctx, Operand::kActivation, true, x);
+  }
+  gemm(ctx, {.a = dy, .b = x, .c = dw, .transpose_a = true, .accumulate = accumulate});
+}
+
 }  // namespace
 
 BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& config, TensorView arena_A,
@@ -106,7 +133,7 @@ void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& 
                          .y_TD = saved.norm1_TD,
                          .rstd_T = saved.rstd1_T,
                          .eps = inputs.rms_norm_eps});
-  gemm(ctx, {.a = saved.norm1_TD, .b = weights.qkv_CD, .c = saved.qkv_TC, .transpose_b = true});
+  project(ctx, weights.qkv_quantizer, saved.norm1_TD, weights.qkv_CD, saved.qkv_TC);
   rope(ctx, rope_of(inputs, saved.qkv_TC, false));
   const QkvBands bands = split_qkv(saved.qkv_TC, inputs.attention);
   attention_forward(ctx, {.shape = inputs.attention,
@@ -116,7 +143,7 @@ void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& 
                           .cu_seqlens_B1 = inputs.cu_seqlens_B1,
                           .out_TC = saved.attn_TA,
                           .lse_HT = saved.lse_HT});
-  gemm(ctx, {.a = saved.attn_TA, .b = weights.out_DA, .c = workspace.delta_TD, .transpose_b = true});
+  project(ctx, weights.out_quantizer, saved.attn_TA, weights.out_DA, workspace.delta_TD);
   rms_norm_forward(ctx, {.x_TD = workspace.delta_TD,
                          .residual_TD = saved.x_TD,
                          .weight_D = weights.norm2_D,
@@ -150,12 +177,8 @@ void block_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights&
                           .dx_TD = dstream_TD,
                           .dweight_D = gradients.norm2_D,
                           .accumulate = accumulate});
-  gemm(ctx, {.a = dstream_TD,
-             .b = saved.attn_TA,
-             .c = gradients.out_DA,
-             .transpose_a = true,
-             .accumulate = accumulate});
-  gemm(ctx, {.a = dstream_TD, .b = weights.out_DA, .c = workspace.dattn_TA});
+  project_wgrad(ctx, weights.out_quantizer, dstream_TD, saved.attn_TA, gradients.out_DA, accumulate);
+  project_dgrad(ctx, weights.out_quantizer, dstream_TD, weights.out_DA, workspace.dattn_TA);
   const QkvBands bands = split_qkv(saved.qkv_TC, inputs.attention);
   const QkvBands dbands = split_qkv(workspace.dqkv_TC, inputs.attention);
   attention_backward(ctx, {.shape = inputs.attention,
@@ -170,12 +193,8 @@ void block_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights&
                            .dk_TC = dbands.k,
                            .dv_TC = dbands.v});
   rope(ctx, rope_of(inputs, workspace.dqkv_TC, true));
-  gemm(ctx, {.a = workspace.dqkv_TC,
-             .b = saved.norm1_TD,
-             .c = gradients.qkv_CD,
-             .transpose_a = true,
-             .accumulate = accumulate});
-  gemm(ctx, {.a = workspace.dqkv_TC, .b = weights.qkv_CD, .c = workspace.dnorm_TD});
+  project_wgrad(ctx, weights.qkv_quantizer, workspace.dqkv_TC, saved.norm1_TD, gradients.qkv_CD, accumulate);
+  project_dgrad(ctx, weights.qkv_quantizer, workspace.dqkv_TC, weights.qkv_CD, workspace.dnorm_TD);
   rms_norm_backward(ctx, {.dy_TD = workspace.dnorm_TD,
                           .sum_TD = saved.x_TD,
                           .weight_D = weights.norm1_D,

@@ -19,6 +19,7 @@ struct BlockWeights {
   TensorView out_DA;  // A = H * K
   TensorView norm2_D;
   MoeWeights moe;
+  OperandQuantizer qkv_quantizer{}, out_quantizer{};  // of the weights, not of their gradients
 };
 BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& config, TensorView arena_A,
                            int64_t layer);

@@ -12,6 +12,7 @@
 #include "biomoe/ops/dispatch.h"
 #include "biomoe/ops/embedding.h"
 #include "biomoe/ops/fill.h"
+#include "biomoe/ops/quantize.h"
 #include "biomoe/ops/rms_norm.h"
 #include "biomoe/ops/rope.h"
 #include "biomoe/ops/router.h"
@@ -60,6 +61,7 @@ size_t scratch_bytes(const ModelConfig& config, const ModelLimits& limits) {
       dispatch_plan_scratch_bytes(device, slots, config.num_local_experts),
       embedding_backward_scratch_bytes(device, tokens, config.vocab_size, config.hidden_size),
       sum_squares_scratch_bytes(device, segments),
+      limits.fp8.enabled ? quantize_scratch_bytes(device, config.num_local_experts) : 0,
   });
   return align_up(largest) + kArenaAlignment;
 }
@@ -167,7 +169,8 @@ ModelMemory plan_model_memory(const ModelConfig& config, const ModelLimits& limi
   memory.gradients = limits.training ? arena_bytes(config, types.gradient) : 0;
   memory.saved_activations = activation_bytes(config, limits);
   memory.workspace = scratch_bytes(config, limits) + table_bytes(config, limits) + exchange_bytes(config) +
-                     batch_bytes(limits);
+                     batch_bytes(limits) +
+                     Fp8State::planned_bytes(config, limits.fp8, types, limits.max_tokens, limits.training);
   return memory;
 }
 
@@ -195,10 +198,17 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
                  .portable_kernels = limits.portable_kernels};
   weights_A_ = persistent_.tensor(types_.activation, {parameters_.arena_elements()});
   if (limits.training) gradients_A_ = persistent_.tensor(types_.gradient, {parameters_.arena_elements()});
+  fp8_state_ = Fp8State(ctx_, config, limits.fp8, types_, limits.max_tokens, limits.training);
   set_up_inputs();
   set_up_batches();
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     block_weights_.push_back(block_weights(parameters_, config, weights_A_, layer));
+    const BlockQuantizers quantizers = fp8_state_.block(layer);
+    BlockWeights& weights = block_weights_.back();
+    weights.qkv_quantizer = quantizers.qkv;
+    weights.out_quantizer = quantizers.out;
+    weights.moe.gate_up_quantizer = quantizers.gate_up;
+    weights.moe.down_quantizer = quantizers.down;
     if (limits.training) block_gradients_.push_back(block_weights(parameters_, config, gradients_A_, layer));
   }
   act_.blocks.reserve(static_cast<size_t>(config.num_hidden_layers));
@@ -287,6 +297,7 @@ void Model::start_step(double grad_scale) {
 void Model::reset_sums() {
   reset_routing_stats(ctx_, routing_);
   fill_zero(ctx_, {.x = loss_sums_3_});
+  fp8_state_.start_step(ctx_);
 }
 
 const DeviceBatch& Model::upload(const Batch& batch, int64_t slot) {
@@ -446,6 +457,7 @@ void Model::compute_balance_loss(double balance_coef) {
 
 void Model::finish_step(double balance_coef) {
   compute_balance_loss(balance_coef);
+  fp8_state_.finish_step(ctx_);
   mirror_.pull(ctx_);
 }
 

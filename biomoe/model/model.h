@@ -9,6 +9,7 @@
 #include "biomoe/core/context.h"
 #include "biomoe/data/batch.h"
 #include "biomoe/model/block.h"
+#include "biomoe/model/fp8_state.h"
 #include "biomoe/model/head.h"
 #include "biomoe/model/model_config.h"
 #include "biomoe/model/parameters.h"
@@ -30,6 +31,7 @@ struct ModelLimits {
   int64_t micro_batches = 1;   // of a step, at most; on a GPU gradients of several are summed in fp32
   bool deterministic = false;  // see Context, as for the next
   bool portable_kernels = false;
+  Fp8Config fp8{};
 };
 
 // Bytes that a Model takes, by category. The same code lays the memory out.
@@ -125,6 +127,8 @@ class Model {
   // sums are those of the tokens counted since reset_sums.
   void backward(const DeviceBatch& batch, double balance_coef, double z_coef, bool accumulate = false);
 
+  const Fp8State& fp8_state() const { return fp8_state_; }
+
   // A replayed step routed so many tokens.
   void set_routed_tokens(int64_t tokens) { routing_.tokens = tokens; }
 
@@ -176,6 +180,7 @@ class Model {
   Arena batch_memory_;    // batches on the device; unused on the CPU
   Arena download_;        // nll and logits on their way back; unused on the CPU
   Context ctx_;
+  Fp8State fp8_state_;
   TensorView weights_A_, gradients_A_;
   RoutingStats routing_, discarded_;
   TensorView balance_E_, grad_scale_1_, loss_sums_3_, losses_2_, nonfinite_1_, offsets_host_E1_;

@@ -1,5 +1,6 @@
 #include "biomoe/model/model_config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "biomoe/core/error.h"
@@ -45,6 +46,16 @@ void ModelConfig::validate() const {
   if (num_experts_per_tok > num_local_experts) {
     throw user_error("model: num_experts_per_tok={} is more than num_local_experts={}", num_experts_per_tok,
                      num_local_experts);
+  }
+  if (!layer_precision.empty() && static_cast<int64_t>(layer_precision.size()) != num_hidden_layers) {
+    throw user_error("model: layer_precision has {} entries for num_hidden_layers={}", layer_precision.size(),
+                     num_hidden_layers);
+  }
+  for (const std::string& precision : layer_precision) {
+    if (std::find(kLayerPrecisions.begin(), kLayerPrecisions.end(), precision) == kLayerPrecisions.end()) {
+      throw user_error("model: layer_precision has an entry {}, expected {} or {}", precision,
+                       kLayerPrecisions[0], kLayerPrecisions[1]);
+    }
   }
   if (sliding_window && *sliding_window < 1)
     throw user_error("model: sliding_window={} is below 1", *sliding_window);

@@ -1,10 +1,17 @@
 // The shape of a Mixtral model, with the names that `transformers` gives in config.json.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace biomoe {
+
+// bf16 stands for what the device computes in without fp8_config: fp32 on the CPU.
+inline constexpr std::array<std::string_view, 2> kLayerPrecisions{"fp8", "bf16"};
 
 struct ModelConfig {
   int64_t vocab_size = 0;           // V; 0: taken from the vocabulary
@@ -24,6 +31,7 @@ struct ModelConfig {
   double router_aux_loss_coef = 0.02;
   double router_z_loss_coef = 0.0;
   double initializer_range = 0.02;
+  std::vector<std::string> layer_precision;  // kLayerPrecisions of each layer; empty: the same for all
 
   int64_t key_width() const { return head_dim ? *head_dim : hidden_size / num_attention_heads; }
   int64_t qkv_width() const { return (num_attention_heads + 2 * num_key_value_heads) * key_width(); }
@@ -50,6 +58,8 @@ struct ModelConfig {
     v.field("router_aux_loss_coef", router_aux_loss_coef, "coefficient of the load-balancing loss");
     v.field("router_z_loss_coef", router_z_loss_coef, "coefficient of the router z-loss");
     v.field("initializer_range", initializer_range, "standard deviation of initial weights");
+    v.field("layer_precision", layer_precision,
+            "for each layer fp8 or bf16, where fp8_config.enabled; empty: fp8 in all layers");
   }
 };
 

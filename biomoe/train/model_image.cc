@@ -1,6 +1,9 @@
 #include "biomoe/train/model_image.h"
 
+#include <algorithm>
+
 #include "biomoe/model/parameter_io.h"
+#include "biomoe/ops/device.h"
 
 namespace biomoe {
 
@@ -33,6 +36,20 @@ ModelImage::ModelImage(Model& model, Optimizer* optimizer) : model_(model), opti
   add("model", weights_A_);
   if (optimizer) add("exp_avg", exp_avg_A_);
   if (optimizer) add("exp_avg_sq", exp_avg_sq_A_);
+  if (optimizer && model.fp8_state().delayed()) add_fp8_state();
+}
+
+void ModelImage::add_fp8_state() {
+  const Fp8State& state = model_.fp8_state();
+  amax_HN_ = state.amax_HN();
+  scales_N_ = state.scales_N();
+  if (model_.limits().device != Device::kCpu) {
+    fp8_arena_ = Arena(align_up(amax_HN_.bytes()) + align_up(scales_N_.bytes()), "scales on the host");
+    amax_HN_ = fp8_arena_.tensor(DType::kF32, amax_HN_.shape);
+    scales_N_ = fp8_arena_.tensor(DType::kF32, scales_N_.shape);
+    std::fill_n(scales_N_.f32(), scales_N_.num_elements(), 1.0f);
+  }
+  groups_.push_back({"fp8", {{"amax_history", amax_HN_}, {"scales", scales_N_}}});
 }
 
 void ModelImage::initialize(uint64_t seed) {
@@ -56,6 +73,10 @@ void ModelImage::download_sync() {
     io.read_sync(spec, optimizer_->exp_avg_A(), exp_avg_A_.f32() + spec.offset);
     io.read_sync(spec, optimizer_->exp_avg_sq_A(), exp_avg_sq_A_.f32() + spec.offset);
   }
+  if (!scales_N_) return;
+  copy_to_host(model_.context(), amax_HN_.data, model_.fp8_state().amax_HN().data, amax_HN_.bytes());
+  copy_to_host(model_.context(), scales_N_.data, model_.fp8_state().scales_N().data, scales_N_.bytes());
+  device_wait_sync(model_.context());
 }
 
 void ModelImage::upload_sync() {
@@ -70,6 +91,10 @@ void ModelImage::upload_sync() {
     io.write_sync(spec, exp_avg_A_.f32() + spec.offset, optimizer_->exp_avg_A());
     io.write_sync(spec, exp_avg_sq_A_.f32() + spec.offset, optimizer_->exp_avg_sq_A());
   }
+  if (!scales_N_) return;
+  copy_to_device(model_.context(), model_.fp8_state().amax_HN().data, amax_HN_.data, amax_HN_.bytes());
+  copy_to_device(model_.context(), model_.fp8_state().scales_N().data, scales_N_.data, scales_N_.bytes());
+  device_wait_sync(model_.context());
 }
 
 }  // namespace biomoe

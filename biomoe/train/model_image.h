@@ -29,10 +29,14 @@ class ModelImage {
   void upload_sync();
 
  private:
+  void add_fp8_state();
+
   Model& model_;
   Optimizer* optimizer_;
   Arena arena_;
   TensorView weights_A_, exp_avg_A_, exp_avg_sq_A_;
+  Arena fp8_arena_;
+  TensorView amax_HN_, scales_N_;  // of DelayedScaling
   std::vector<TensorGroup> groups_;
 };
 

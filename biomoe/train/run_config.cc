@@ -52,6 +52,11 @@ void RunConfig::validate() const {
         "set one of them otherwise");
   }
   if (run_dir.empty()) throw user_error("run_dir is empty; name a folder for the run");
+  fp8_config.validate();
+  const auto& precisions = model.layer_precision;
+  if (!fp8_config.enabled && std::find(precisions.begin(), precisions.end(), "fp8") != precisions.end()) {
+    throw user_error("config_kwargs.layer_precision asks for fp8; set fp8_config.enabled=true");
+  }
   adamw.validate();
   schedule.validate();
   validate_data_config(dataset);
@@ -106,6 +111,18 @@ ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, co
                      obstacle);
   }
   return mode;
+}
+
+Fp8Config resolved_fp8_config(const Fp8Config& config, Device device) {
+  const bool mx = config.fp8_recipe == Fp8Recipe::kMxfp8BlockScaling;
+  if (config.enabled && device == Device::kCuda && !mx && !config.fp8_recipe_kwargs.power_2_scale) {
+    throw user_error(
+        "fp8_config.fp8_recipe_kwargs.power_2_scale=false: {} is emulated in BF16 on this GPU, which holds "
+        "its "
+        "values exactly only where scales are powers of two; set power_2_scale=true or device=cpu",
+        kFp8RecipeNames[static_cast<size_t>(config.fp8_recipe)]);
+  }
+  return config;
 }
 
 bool resolved_poison_activations(const std::optional<bool>& value) {

@@ -13,6 +13,7 @@
 #include "biomoe/moe/moe_layer.h"
 #include "biomoe/optim/optim_config.h"
 #include "biomoe/optim/optimizer.h"
+#include "biomoe/quant/recipe.h"
 
 namespace biomoe {
 
@@ -81,6 +82,7 @@ struct RunConfig {
   int64_t num_threads = 0;
   int64_t recompute_layers = 0;
   std::optional<bool> poison_activations;
+  Fp8Config fp8_config;
   DataConfig dataset;
   AdamwConfig adamw;
   ScheduleConfig schedule;
@@ -129,6 +131,7 @@ struct RunConfig {
     v.field("poison_activations", poison_activations,
             "fill activation memory with NaN before every step, so that a value read before it is written "
             "shows; null: true in debug builds (without NDEBUG), false in others");
+    v.section("fp8_config", fp8_config);
     v.section("dataset", dataset);
     v.section("adamw_kwargs", adamw);
     v.section("lr_scheduler_kwargs", schedule);
@@ -151,6 +154,9 @@ Device resolved_device(DeviceChoice choice);
 // them as asked.
 ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, const ModelConfig& model,
                                        bool portable_kernels = false);
+
+// fp8_config as it runs on the device. Throws user_error when it cannot be emulated there exactly.
+Fp8Config resolved_fp8_config(const Fp8Config& config, Device device);
 
 // What poison_activations stands for in this build.
 bool resolved_poison_activations(const std::optional<bool>& value);

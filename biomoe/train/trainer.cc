@@ -35,13 +35,15 @@ ModelLimits planned_limits(const RunConfig& config, bool training, Device device
           .device = device,
           .micro_batches = config.grad_acc_steps,
           .deterministic = config.deterministic,
-          .portable_kernels = config.portable_kernels};
+          .portable_kernels = config.portable_kernels,
+          .fp8 = config.fp8_config};
 }
 
 ModelLimits model_limits(const RunConfig& config, bool training) {
   ModelLimits limits = planned_limits(config, training, resolved_device(config.device));
   limits.expert_ffn_mode =
       resolved_expert_ffn_mode(config.expert_ffn_mode, limits.device, config.model, config.portable_kernels);
+  limits.fp8 = resolved_fp8_config(config.fp8_config, limits.device);
   return limits;
 }
 
@@ -204,6 +206,11 @@ TrainSummary Trainer::run() {
   fmt::print("{}", dataset_.report.text());
   fmt::print("{} parameters, {} active a token; {} threads\n", model_->parameters().num_parameters(),
              model_->parameters().num_active_parameters(), model_->limits().num_threads);
+  if (config_.fp8_config.enabled) {
+    fmt::print("{}: emulated exactly, in {}\n",
+               kFp8RecipeNames[static_cast<size_t>(config_.fp8_config.fp8_recipe)],
+               dtype_name(model_->types().activation));
+  }
   if (config_.checkpoint.async_save && config_.checkpoint.save_every_n_steps > 0) {
     saver_ = std::make_unique<AsyncSaver>(*store_, image_->groups());
   }

@@ -29,7 +29,8 @@ const std::vector<Words> kCommands{{"train"},
                                    {"bench"},
                                    {"bench", "step"},
                                    {"bench", "moe"},
-                                   {"info"}};
+                                   {"info"},
+                                   {"selftest"}};
 // Those that run a configuration.
 const std::vector<std::string> kConfigCommands{"train", "plan", "config"};
 
@@ -49,6 +50,23 @@ TEST_F(Commands, HelpIsPrintedByEach) {
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("Usage: "), HasSubstr(words.back())));
     EXPECT_THAT(all.out, HasSubstr(words.front()));
   }
+}
+
+TEST_F(Commands, InfoTellsHowEachRecipeRuns) {
+  const Outcome info = run({"info"});
+  EXPECT_EQ(info.status, 0);
+  for (const char* recipe :
+       {"MXFP8BlockScaling", "Float8BlockScaling", "Float8CurrentScaling", "DelayedScaling"}) {
+    EXPECT_THAT(info.out,
+                ::testing::ContainsRegex(std::string(recipe) + " +emulated +(emulated|unavailable)"));
+  }
+}
+
+TEST_F(Commands, SelftestPassesOnTheCpu) {
+  const Outcome outcome = run({"selftest", "--device", "cpu"});
+  EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("MXFP8BlockScaling"), HasSubstr("selftest: ok\n")));
+  expect_error(run({"selftest", "--device", "gpu"}), 2, {"gpu"});
 }
 
 TEST_F(Commands, VersionAndInfoNameTheVersion) {

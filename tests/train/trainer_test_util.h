@@ -85,14 +85,15 @@ inline std::filesystem::path step_folder(const RunConfig& config, int64_t step) 
   return std::filesystem::path(config.run_dir) / "checkpoints" / ("step_" + std::to_string(step));
 }
 
-// The tensor files of a checkpoint: weights and both moments, by name.
+// The tensor files of a checkpoint, by name: weights and both moments, and what DelayedScaling keeps.
 inline std::map<std::string, std::string> tensor_files(const RunConfig& config, int64_t step) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(step_folder(config, step))) {
     if (entry.path().extension() == ".safetensors")
       files[entry.path().filename().string()] = read_file(entry.path());
   }
-  EXPECT_EQ(files.size(), 3u);
+  const bool scales = config.fp8_config.enabled && config.fp8_config.fp8_recipe == Fp8Recipe::kDelayedScaling;
+  EXPECT_EQ(files.size(), scales ? 4u : 3u);
   return files;
 }
 

@@ -1,0 +1,127 @@
+#include "biomoe/model/fp8_state.h"
+
+#include <algorithm>
+
+#include "biomoe/core/error.h"
+#include "biomoe/model/block.h"
+#include "biomoe/ops/device.h"
+#include "biomoe/ops/fill.h"
+#include "biomoe/ops/quantize.h"
+
+namespace biomoe {
+namespace {
+
+constexpr int64_t kOperands = 3;
+
+// Groups of the four products of a block, in the order qkv, out, gate_up, down.
+std::array<int64_t, 4> product_groups(int64_t experts) {
+  return {1, 1, experts, experts};
+}
+
+int64_t scales_a_layer(int64_t experts) {
+  int64_t count = 0;
+  for (const int64_t groups : product_groups(experts)) count += kOperands * groups;
+  return count;
+}
+
+}  // namespace
+
+bool fp8_layer(const ModelConfig& model, int64_t layer) {
+  return model.layer_precision.empty() || model.layer_precision.at(static_cast<size_t>(layer)) == "fp8";
+}
+
+Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig& model,
+                                   const Fp8Config& config, const ComputeTypes& types, int64_t tokens,
+                                   bool training) {
+  Memory memory;
+  if (!config.enabled) return memory;
+  const int64_t T = tokens, D = model.hidden_size, F = model.intermediate_size, E = model.num_local_experts;
+  const int64_t A = model.num_attention_heads * model.key_width(), C = model.qkv_width();
+  const int64_t R = moe_shape(model, types).rows(tokens);
+  const std::array<int64_t, kOperands> elements{
+      std::max(R * std::max(D, F), T * std::max(D, A)),  // activations: x, act, norm, attention
+      std::max({E * 2 * F * D, C * D, D * A}),           // weights
+      training ? std::max(R * std::max(2 * F, D), T * std::max(C, D)) : 0,  // gradients
+  };
+  for (size_t i = 0; i < elements.size(); ++i)
+    memory.operands[i] = allocator.tensor(types.activation, {elements[i]});
+  if (config.fp8_recipe != Fp8Recipe::kDelayedScaling) return memory;
+  const int64_t N = model.num_hidden_layers * scales_a_layer(E);
+  memory.amax_HN = allocator.tensor(DType::kF32, {config.fp8_recipe_kwargs.amax_history_len, N});
+  memory.scales_N = allocator.tensor(DType::kF32, {N});
+  memory.formats_N = allocator.tensor(DType::kU8, {N});
+  return memory;
+}
+
+size_t Fp8State::planned_bytes(const ModelConfig& model, const Fp8Config& config, const ComputeTypes& types,
+                               int64_t tokens, bool training) {
+  ArenaPlanner planner;
+  lay_out(planner, model, config, types, tokens, training);
+  return planner.used();
+}
+
+Fp8State::Fp8State(Context& ctx, const ModelConfig& model, const Fp8Config& config, const ComputeTypes& types,
+                   int64_t tokens, bool training)
+    : config_(config), experts_(model.num_local_experts) {
+  if (!config.enabled) return;
+  for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer)
+    quantized_layers_.push_back(fp8_layer(model, layer));
+  arena_ = Arena(planned_bytes(model, config, types, tokens, training), "quantised operands",
+                 device_memory(ctx.device));
+  memory_ = lay_out(arena_, model, config, types, tokens, training);
+  if (!delayed()) return;
+  // Memory of arenas is zero, and so are histories; scales begin with 1.
+  const auto count = static_cast<size_t>(memory_.scales_N.num_elements());
+  const std::vector<float> ones(count, 1.0f);
+  std::vector<uint8_t> formats;
+  while (formats.size() < count) {
+    for (const int64_t groups : product_groups(experts_)) {
+      for (int64_t operand = 0; operand < kOperands; ++operand) {
+        const Fp8Format format = quantization_spec(config, static_cast<Operand>(operand), false).format;
+        formats.insert(formats.end(), static_cast<size_t>(groups), static_cast<uint8_t>(format));
+      }
+    }
+  }
+  copy_to_device(ctx, memory_.scales_N.data, ones.data(), count * sizeof(float));
+  copy_to_device(ctx, memory_.formats_N.data, formats.data(), count);
+  device_wait_sync(ctx);
+}
+
+BlockQuantizers Fp8State::block(int64_t layer) const {
+  BlockQuantizers quantizers;
+  if (!config_.enabled || !quantized_layers_.at(static_cast<size_t>(layer))) return quantizers;
+  int64_t next = layer * scales_a_layer(experts_);
+  const std::array<int64_t, 4> groups = product_groups(experts_);
+  const std::array<OperandQuantizer*, 4> products{&quantizers.qkv, &quantizers.out, &quantizers.gate_up,
+                                                  &quantizers.down};
+  for (size_t i = 0; i < products.size(); ++i) {
+    products[i]->config = &config_;
+    products[i]->memory = memory_.operands;
+    if (!delayed()) continue;
+    for (DelayedScales& scales : products[i]->delayed) {
+      const Shape shape{groups[i]};
+      scales.scales_G = TensorView(memory_.scales_N.f32() + next, DType::kF32, shape);
+      scales.amax_G = TensorView(memory_.amax_HN.f32() + next, DType::kF32, shape);  // row 0: this step
+      next += groups[i];
+    }
+  }
+  return quantizers;
+}
+
+void Fp8State::start_step(Context& ctx) {
+  // Passes between steps, of a validation, have raised it.
+  if (delayed()) fill_zero(ctx, {.x = memory_.amax_HN.rows(0, 1)});
+}
+
+void Fp8State::finish_step(Context& ctx) {
+  if (!delayed()) return;
+  const Fp8RecipeOptions& options = config_.fp8_recipe_kwargs;
+  update_delayed_scales(ctx, {.amax_HN = memory_.amax_HN,
+                              .scales_N = memory_.scales_N,
+                              .formats_N = memory_.formats_N,
+                              .margin = options.margin,
+                              .most_recent = options.amax_compute_algo == AmaxAlgorithm::kMostRecent,
+                              .power_of_two = options.power_2_scale});
+}
+
+}  // namespace biomoe

@@ -1,0 +1,120 @@
+// Training in each 8-bit recipe: that it learns, is the same again, and goes on from a checkpoint bit for
+// bit.
+#include <gmock/gmock.h>
+
+#include "tests/train/trainer_test_util.h"
+
+namespace biomoe {
+namespace {
+
+using test::message_of;
+using test::metrics;
+using test::TempFolder;
+using test::tensor_files;
+using test::tiny_run;
+using test::train;
+using ::testing::HasSubstr;
+
+RunConfig fp8_run(const TempFolder& folder, Fp8Recipe recipe) {
+  RunConfig config = tiny_run(folder);
+  config.fp8_config.enabled = true;
+  config.fp8_config.fp8_recipe = recipe;
+  config.fp8_config.fp8_recipe_kwargs.amax_history_len = 4;
+  return config;
+}
+
+double final_loss(const RunConfig& config) {
+  return test::summary(config)["final_loss"].get<double>();
+}
+
+class LowPrecision : public ::testing::TestWithParam<Fp8Recipe> {};
+
+TEST_P(LowPrecision, AResumedRunIsTheUninterruptedRunBitForBit) {
+  const TempFolder whole_folder, stopped_folder;
+  RunConfig whole = fp8_run(whole_folder, GetParam()), stopped = fp8_run(stopped_folder, GetParam());
+  for (RunConfig* config : {&whole, &stopped}) {
+    config->checkpoint.save_every_n_steps = 3;
+    // A validation sees other tensors than training; none of it may enter the scales.
+    config->dataset.validation_fraction = 0.2;
+    config->validation.every_n_steps = config == &whole ? 0 : 2;
+  }
+  train(whole);
+  stopped.num_train_steps = 5;
+  stopped.checkpoint.save_final_model = false;
+  train(stopped);
+  stopped.num_train_steps = whole.num_train_steps;
+  stopped.checkpoint.save_final_model = true;
+  train(stopped);
+  const auto files = tensor_files(whole, 7);
+  EXPECT_EQ(files.size(), GetParam() == Fp8Recipe::kDelayedScaling ? 4u : 3u);
+  EXPECT_TRUE(files == tensor_files(stopped, 7));
+  EXPECT_EQ(final_loss(whole), final_loss(stopped));
+}
+
+TEST_P(LowPrecision, IsNearFp32AndNotTheSame) {
+  const TempFolder plain_folder, folder;
+  RunConfig plain = tiny_run(plain_folder), config = fp8_run(folder, GetParam());
+  for (RunConfig* run : {&plain, &config}) {
+    run->num_train_steps = 60;
+    run->adamw.lr = 3e-3;
+  }
+  train(plain);
+  train(config);
+  EXPECT_NE(final_loss(plain), final_loss(config));
+  EXPECT_NEAR(final_loss(config) / final_loss(plain), 1.0, 0.03);
+}
+
+TEST_P(LowPrecision, RecomputedLayersGiveTheSameRun) {
+  const TempFolder kept_folder, recomputed_folder;
+  RunConfig kept = fp8_run(kept_folder, GetParam()), recomputed = fp8_run(recomputed_folder, GetParam());
+  recomputed.recompute_layers = 2;
+  train(kept);
+  train(recomputed);
+  EXPECT_TRUE(tensor_files(kept, 7) == tensor_files(recomputed, 7));
+}
+
+INSTANTIATE_TEST_SUITE_P(Recipes, LowPrecision,
+                         ::testing::Values(Fp8Recipe::kMxfp8BlockScaling, Fp8Recipe::kFloat8BlockScaling,
+                                           Fp8Recipe::kFloat8CurrentScaling, Fp8Recipe::kDelayedScaling),
+                         [](const auto& instance) {
+                           return std::string(kFp8RecipeNames[static_cast<size_t>(instance.param)]);
+                         });
+
+TEST(LowPrecisionTest, LayerPrecisionChoosesLayers) {
+  const TempFolder plain_folder, off_folder, half_folder, all_folder;
+  RunConfig plain = tiny_run(plain_folder), off = fp8_run(off_folder, Fp8Recipe::kMxfp8BlockScaling);
+  RunConfig half = fp8_run(half_folder, Fp8Recipe::kMxfp8BlockScaling);
+  RunConfig all = fp8_run(all_folder, Fp8Recipe::kMxfp8BlockScaling);
+  off.model.layer_precision = {"bf16", "bf16"};
+  half.model.layer_precision = {"fp8", "bf16"};
+  for (const RunConfig* config : {&plain, &off, &half, &all}) train(*config);
+  EXPECT_TRUE(tensor_files(plain, 7) == tensor_files(off, 7));
+  EXPECT_FALSE(tensor_files(half, 7) == tensor_files(off, 7));
+  EXPECT_FALSE(tensor_files(half, 7) == tensor_files(all, 7));
+}
+
+TEST(LowPrecisionTest, WhatDoesNotFitIsRefused) {
+  const TempFolder folder;
+  RunConfig config = fp8_run(folder, Fp8Recipe::kMxfp8BlockScaling);
+  config.model.layer_precision = {"fp8"};
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { config.validate(); }),
+              HasSubstr("layer_precision has 1 entries"));
+  config.model.layer_precision = {"fp8", "fp4"};
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { config.validate(); }), HasSubstr("expected fp8 or bf16"));
+  config.model.layer_precision = {"fp8", "bf16"};
+  config.fp8_config.enabled = false;
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { config.validate(); }),
+              HasSubstr("set fp8_config.enabled=true"));
+  config.fp8_config.fp8_recipe_kwargs.amax_history_len = 0;
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { config.validate(); }), HasSubstr("amax_history_len=0"));
+  Fp8Config fp8;
+  fp8.enabled = true;
+  fp8.fp8_recipe = Fp8Recipe::kFloat8CurrentScaling;
+  fp8.fp8_recipe_kwargs.power_2_scale = false;
+  EXPECT_NO_THROW(resolved_fp8_config(fp8, Device::kCpu));
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { resolved_fp8_config(fp8, Device::kCuda); }),
+              HasSubstr("set power_2_scale=true or device=cpu"));
+}
+
+}  // namespace
+}  // namespace biomoe
