@@ -75,6 +75,16 @@ BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& c
   return weights;
 }
 
+void set_gradient_squares(const ParameterList& parameters, std::span<const TensorView> squares, int64_t layer,
+                          BlockWeights& gradients) {
+  const auto squares_of = [&](const char* name) {
+    const ParamSpec& spec = parameters.find(fmt::format("model.layers.{}.{}", layer, name));
+    return squares[static_cast<size_t>(&spec - parameters.specs().data())];
+  };
+  gradients.moe.gate_up_squares_P = squares_of("mlp.experts.gate_up_proj");
+  gradients.moe.down_squares_P = squares_of("mlp.experts.down_proj");
+}
+
 MoeShape moe_shape(const ModelConfig& config, const ComputeTypes& types) {
   return {.width = config.hidden_size,
           .expert_width = config.intermediate_size,

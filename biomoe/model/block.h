@@ -2,6 +2,8 @@
 // under it.
 #pragma once
 
+#include <span>
+
 #include "biomoe/core/arena.h"
 #include "biomoe/core/context.h"
 #include "biomoe/model/compute_types.h"
@@ -23,6 +25,9 @@ struct BlockWeights {
 };
 BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& config, TensorView arena_A,
                            int64_t layer);
+// Gives the layer's gradients their places for sums of squares, `squares` being one view a parameter.
+void set_gradient_squares(const ParameterList& parameters, std::span<const TensorView> squares, int64_t layer,
+                          BlockWeights& gradients);
 
 // What forward leaves for backward. The residual stream enters as x and becomes mid = x +
 // attention(norm1(x)); the block's other output, delta = moe(norm2(mid)), is added by whatever norm comes

@@ -12,6 +12,7 @@
 #include "biomoe/ops/dispatch.h"
 #include "biomoe/ops/embedding.h"
 #include "biomoe/ops/fill.h"
+#include "biomoe/ops/grouped_gemm.h"
 #include "biomoe/ops/quantize.h"
 #include "biomoe/ops/rms_norm.h"
 #include "biomoe/ops/rope.h"
@@ -79,6 +80,22 @@ Tables lay_out_tables(TensorAllocator& allocator, const ModelConfig& config, con
   return {.cos_SK2 = allocator.tensor(DType::kF32, shape), .sin_SK2 = allocator.tensor(DType::kF32, shape)};
 }
 
+// Sums of squares of the experts' gradients, one view a parameter; none at all where gradients are sums of
+// several micro-batches' or each expert's is made by itself.
+std::vector<TensorView> lay_out_squares(TensorAllocator& allocator, const ParameterList& parameters,
+                                        const ModelLimits& limits) {
+  if (!limits.training || limits.micro_batches > 1 || limits.expert_ffn_mode == ExpertFfnMode::kLoop)
+    return {};
+  std::vector<TensorView> squares(parameters.specs().size());
+  for (size_t i = 0; i < squares.size(); ++i) {
+    const ParamSpec& spec = parameters.specs()[i];
+    if (spec.kind != ParamKind::kExpert) continue;
+    const int64_t count = wgrad_squares_count(limits.device, spec.shape[0], spec.shape[1], spec.shape[2]);
+    if (count > 0) squares[i] = allocator.tensor(DType::kF32, {count});
+  }
+  return squares;
+}
+
 // What the host and the device tell each other.
 struct Exchange {
   RoutingStats routing, discarded;
@@ -127,6 +144,11 @@ size_t table_bytes(const ModelConfig& config, const ModelLimits& limits) {
   return planned([&](ArenaPlanner& planner) { lay_out_tables(planner, config, limits); });
 }
 
+size_t squares_bytes(const ModelConfig& config, const ModelLimits& limits) {
+  const ParameterList parameters(config);
+  return planned([&](ArenaPlanner& planner) { lay_out_squares(planner, parameters, limits); });
+}
+
 size_t exchange_bytes(const ModelConfig& config) {
   return planned([&](ArenaPlanner& planner) { lay_out_exchange(planner, config); });
 }
@@ -169,7 +191,7 @@ ModelMemory plan_model_memory(const ModelConfig& config, const ModelLimits& limi
   memory.gradients = limits.training ? arena_bytes(config, types.gradient) : 0;
   memory.saved_activations = activation_bytes(config, limits);
   memory.workspace = scratch_bytes(config, limits) + table_bytes(config, limits) + exchange_bytes(config) +
-                     batch_bytes(limits) +
+                     squares_bytes(config, limits) + batch_bytes(limits) +
                      Fp8State::planned_bytes(config, limits.fp8, types, limits.max_tokens, limits.training);
   return memory;
 }
@@ -185,8 +207,9 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
            "model limits are unset");
   MemorySource& source = device_memory(limits.device);
   const ModelMemory memory = plan_model_memory(config, limits);
-  persistent_ = Arena(memory.weights + memory.gradients + table_bytes(config, limits),
-                      "the model's parameters", source);
+  persistent_ =
+      Arena(memory.weights + memory.gradients + squares_bytes(config, limits) + table_bytes(config, limits),
+            "the model's parameters", source);
   activations_ = Arena(memory.saved_activations, "activations", source);
   scratch_ = Arena(scratch_bytes(config, limits), "scratch", source);
   mirror_ = MirroredArena(limits.device, exchange_bytes(config), "the step's sums");
@@ -198,6 +221,7 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
                  .portable_kernels = limits.portable_kernels};
   weights_A_ = persistent_.tensor(types_.activation, {parameters_.arena_elements()});
   if (limits.training) gradients_A_ = persistent_.tensor(types_.gradient, {parameters_.arena_elements()});
+  gradient_squares_ = lay_out_squares(persistent_, parameters_, limits);
   fp8_state_ = Fp8State(ctx_, config, limits.fp8, types_, limits.max_tokens, limits.training);
   set_up_inputs();
   set_up_batches();
@@ -210,6 +234,9 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
     weights.moe.gate_up_quantizer = quantizers.gate_up;
     weights.moe.down_quantizer = quantizers.down;
     if (limits.training) block_gradients_.push_back(block_weights(parameters_, config, gradients_A_, layer));
+    if (!gradient_squares_.empty()) {
+      set_gradient_squares(parameters_, gradient_squares_, layer, block_gradients_.back());
+    }
   }
   act_.blocks.reserve(static_cast<size_t>(config.num_hidden_layers));
   reset_sums();

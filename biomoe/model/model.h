@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,9 @@ class Model {
   TensorView gradients_A() const { return gradients_A_; }
   TensorView weight(const ParamSpec& spec) const { return parameters_.view(weights_A_, spec); }
   TensorView gradient(const ParamSpec& spec) const { return parameters_.view(gradients_A_, spec); }
+  // One a parameter, absent where there are none: partial sums of the squares of its gradient, made with it
+  // (see GroupedGemmArgs::squares_P). Good until the gradients are changed. Empty with several micro-batches.
+  std::span<const TensorView> gradient_squares() const { return gradient_squares_; }
 
   // Fills all activation memory with NaN patterns: what is read before it is written shows.
   void poison_activations();
@@ -185,6 +189,7 @@ class Model {
   RoutingStats routing_, discarded_;
   TensorView balance_E_, grad_scale_1_, loss_sums_3_, losses_2_, nonfinite_1_, offsets_host_E1_;
   std::vector<BlockWeights> block_weights_, block_gradients_;
+  std::vector<TensorView> gradient_squares_;
   std::vector<DeviceBatch> batches_;
   std::array<std::vector<DeviceBatch>, 2> staged_;
   int turn_ = 0;

@@ -85,7 +85,12 @@ void GroupedLinear::wgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO
     x_RI = quantizer.rows(ctx, Operand::kActivation, true, x_RI, rows.offsets_E1);
   }
   run(ctx, Pass::kWgrad, *this, rows,
-      {.x_RI = x_RI, .w_EOI = dw_EOI, .y_RO = dy_RO, .offsets_E1 = {}, .accumulate = accumulate});
+      {.x_RI = x_RI,
+       .w_EOI = dw_EOI,
+       .y_RO = dy_RO,
+       .offsets_E1 = {},
+       .accumulate = accumulate,
+       .squares_P = squares_P});
 }
 
 }  // namespace biomoe

@@ -18,8 +18,9 @@ enum class GroupedProduct : uint8_t {
 // y[r] = x[r] w[e]^T for the rows r of expert e. The tensors belong to the caller; the layer is a view on
 // them and is copied freely.
 struct GroupedLinear {
-  TensorView w_EOI;     // [E, out, in]
-  TensorView dw_EOI{};  // gradient; needed by wgrad only
+  TensorView w_EOI;        // [E, out, in]
+  TensorView dw_EOI{};     // gradient; needed by wgrad only
+  TensorView squares_P{};  // optional, assigned by wgrad: see GroupedGemmArgs
   GroupedProduct product = GroupedProduct::kGrouped;
   OperandQuantizer quantizer{};
 

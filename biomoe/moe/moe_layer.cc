@@ -17,11 +17,13 @@ Sequential expert_layers(const Context& ctx, ExpertFfnMode mode, const MoeShape&
   return Sequential(ctx.device, shape.type,
                     {GroupedLinear{.w_EOI = weights.gate_up_E2FD,
                                    .dw_EOI = gradients.gate_up_E2FD,
+                                   .squares_P = gradients.gate_up_squares_P,
                                    .product = product,
                                    .quantizer = weights.gate_up_quantizer},
                      ScaledSwiGLU{.interleave = shape.gate_up_interleave},
                      GroupedLinear{.w_EOI = weights.down_EDF,
                                    .dw_EOI = gradients.down_EDF,
+                                   .squares_P = gradients.down_squares_P,
                                    .product = product,
                                    .quantizer = weights.down_quantizer}},
                     mode == ExpertFfnMode::kFusedGroupedMlp ? Fusion::kRequired : Fusion::kOff);

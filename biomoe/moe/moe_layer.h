@@ -35,6 +35,7 @@ struct MoeWeights {
   TensorView gate_ED;
   TensorView gate_up_E2FD;  // gate rows first
   TensorView down_EDF;
+  TensorView gate_up_squares_P{}, down_squares_P{};  // of gradients only: see GroupedGemmArgs::squares_P
   OperandQuantizer gate_up_quantizer{}, down_quantizer{};  // of the weights, not of their gradients
 };
 

@@ -25,6 +25,11 @@ void sum_squares(Context& ctx, const SumSquaresArgs& args) {
   check_tensor(kOp, "x", args.x_A, args.x_A.dtype, args.x_A.shape);
   check_tensor(kOp, "sums", args.sums_S, DType::kF64, Shape{static_cast<int64_t>(args.segments.size())});
   check_segments(kOp, args.segments, args.x_A.shape[0]);
+  BM_CHECK(args.partials.empty() || args.partials.size() == args.segments.size(),
+           "{}: partial sums of {} segments, there are {}", kOp, args.partials.size(), args.segments.size());
+  for (const TensorView& partials : args.partials) {
+    if (partials) check_tensor(kOp, "partials", partials, DType::kF32, Shape{partials.num_elements()});
+  }
   BIOMOE_RUN_ON_DEVICE(sum_squares, ctx, args);
 }
 

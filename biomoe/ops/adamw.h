@@ -23,6 +23,9 @@ struct SumSquaresArgs {
   TensorView x_A;  // flat
   std::span<const ArenaSegment> segments;
   TensorView sums_S;  // f64 [segments], assigned
+  // Empty, or one a segment: where it is there, its f32 values are added up instead, and x is not read. For
+  // squares that were summed while x was made (GroupedGemmArgs::squares_P).
+  std::span<const TensorView> partials{};
 };
 
 // Bytes of ctx.scratch that sum_squares takes.

@@ -15,6 +15,11 @@ namespace biomoe::cuda {
 inline constexpr int64_t kExpertRowAlignment = 128;
 inline constexpr int64_t kGateUpInterleave = 32;
 
+// A weight gradient's product sums the squares of so many rows and columns at a time. Rows are counted in
+// whole tiles.
+inline constexpr int64_t kSquaresRows = 16;
+inline constexpr int64_t kSquaresColumns = 256;
+
 // Of whatever product runs: words that the products of experts leave zero, then what cuBLASLt wants on
 // Hopper, which also holds the split tiles of up to 255 multiprocessors.
 inline constexpr size_t kProductTicketBytes = 4096;

@@ -1,6 +1,7 @@
 #include "biomoe/ops/grouped_gemm.h"
 
 #include "biomoe/ops/check_args.h"
+#include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/dispatch_device.h"
 
 namespace biomoe {
@@ -33,8 +34,23 @@ void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
 }
 
 void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
-  check("grouped_gemm_wgrad", ctx.device, args);
+  constexpr const char* kOp = "grouped_gemm_wgrad";
+  check(kOp, ctx.device, args);
+  if (args.squares_P) {
+    const Shape& w = args.w_EOI.shape;
+    check_tensor(kOp, "squares", args.squares_P, DType::kF32,
+                 Shape{wgrad_squares_count(ctx.device, w[0], w[1], w[2])});
+    BM_CHECK(args.w_EOI.dtype == DType::kBF16 && !args.accumulate,
+             "{}: sums of squares are of a bf16 gradient that is assigned", kOp);
+  }
   BIOMOE_RUN_ON_DEVICE(grouped_gemm_wgrad, ctx, args);
+}
+
+int64_t wgrad_squares_count(Device device, int64_t experts, int64_t out, int64_t in) {
+  if (device == Device::kCpu) return 0;
+  const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
+  return experts * tiles(out, cuda::kExpertRowAlignment) * (cuda::kExpertRowAlignment / cuda::kSquaresRows) *
+         tiles(in, cuda::kSquaresColumns);
 }
 
 void grouped_gate_up(Context& ctx, const GroupedGateUpArgs& args) {

@@ -1,6 +1,7 @@
 // One product per expert over expert-ordered rows, as one operation.
 #pragma once
 
+#include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
 #include "biomoe/ops/op_list.h"
 
@@ -21,6 +22,9 @@ struct GroupedGemmArgs {
   TensorView offsets_E1;    // i64
   TensorView rows_E{};      // optional i32: rows of each expert that are not padding (see DispatchPlanArgs)
   bool accumulate = false;  // grouped_gemm_wgrad only
+  // grouped_gemm_wgrad only, without accumulate and for w of bf16: partial sums of the squares of w as it is
+  // stored, f32 [wgrad_squares_count()], all assigned. Their sum over all is in no given order of elements.
+  TensorView squares_P{};
 };
 
 // The two products beside the activation, each as one operation with it. gate_up, act, probs, dgate_up,
@@ -52,5 +56,9 @@ struct GroupedDownBackwardArgs {
   TensorView rows_E{};
   int64_t interleave = 0;
 };
+
+// How many partial sums of squares grouped_gemm_wgrad gives for w of [experts, out, in]; 0: none on this
+// device.
+int64_t wgrad_squares_count(Device device, int64_t experts, int64_t out, int64_t in);
 
 }  // namespace biomoe

@@ -69,8 +69,10 @@ void Optimizer::start_step(Context& ctx, double lr) {
   mirror_.push(ctx);
 }
 
-void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3) {
-  sum_squares(ctx, {.x_A = gradients_A, .segments = segments_, .sums_S = exchange_.sums_S});
+void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3,
+                     std::span<const TensorView> squares) {
+  sum_squares(ctx,
+              {.x_A = gradients_A, .segments = segments_, .sums_S = exchange_.sums_S, .partials = squares});
   clip_factor(ctx, {.sums_S = exchange_.sums_S,
                     .loss_sums_3 = loss_sums_3,
                     .max_norm = max_norm,

@@ -1,6 +1,7 @@
 // AdamW over the model's flat arenas, with global-norm clipping and the finite check before it.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,9 @@ class Optimizer {
   void start_step(Context& ctx, double lr);
   // The gradients' global norm, and the factor that brings it to at most max_norm (0: no clipping). The
   // update is not made where the norm or one of loss_sums_3 is not finite.
-  void clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3 = {});
+  // squares: see SumSquaresArgs::partials, one a parameter.
+  void clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3 = {},
+            std::span<const TensorView> squares = {});
   void update(Context& ctx, TensorView weights_A, TensorView gradients_A);
   void finish_step(Context& ctx);
 

@@ -69,7 +69,7 @@ void StepRunner::enqueue(std::span<const DeviceBatch* const> batches, double max
     accumulate = true;
   }
   model_.finish_step(config.router_aux_loss_coef);
-  optimizer_.clip(ctx, model_.gradients_A(), max_grad_norm, model_.loss_sums_3());
+  optimizer_.clip(ctx, model_.gradients_A(), max_grad_norm, model_.loss_sums_3(), model_.gradient_squares());
   optimizer_.update(ctx, model_.weights_A(), model_.gradients_A());
   optimizer_.finish_step(ctx);
 }

@@ -1,3 +1,5 @@
+#include <numeric>
+
 #include "biomoe/ops/adamw.h"
 
 #include "tests/cuda/gpu_test.h"
@@ -172,6 +174,18 @@ TEST_F(CudaAdamwTest, SumsOfSquaresMatchAndRepeat) {
     EXPECT_CLOSE(sums.values(), want, DType::kF64);
     EXPECT_EQ(sums.bytes(), again.bytes());
     EXPECT_TRUE(sums.padding_untouched());
+    // Every third segment has partial sums.
+    constexpr int64_t kPartials = 1000;
+    GpuTensor partials(ctx(), DType::kF32, Shape{kPartials});
+    const auto parts = normals(2, kPartials, DType::kF32);
+    partials.set(parts);
+    std::vector<TensorView> views(segments.size());
+    for (size_t i = 0; i < segments.size(); i += 3) {
+      views[i] = partials.view();
+      want[i] = std::accumulate(parts.begin(), parts.end(), 0.0);
+    }
+    sum_squares(scratch, {.x_A = x.view(), .segments = segments, .sums_S = again.view(), .partials = views});
+    EXPECT_CLOSE(again.values(), want, DType::kF64);
   }
 }
 

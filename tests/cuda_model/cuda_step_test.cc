@@ -129,6 +129,24 @@ TEST(CudaStep, OfPortableKernelsFollowsTheCpuAndRepeats) {
   EXPECT_EQ(gpu.weights(), again.weights());
 }
 
+TEST(CudaStep, TheNormFromTheProductsIsThatOfTheGradients) {
+  BIOMOE_REQUIRE_GPU();
+  ModelLimits limits = small_limits();
+  limits.expert_ffn_mode = ExpertFfnMode::kGroupedLinear;
+  ModelConfig config = gpu_config();
+  config.hidden_size = 320;  // two tiles of columns, and a part of a tile of rows
+  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{130, 1, 64, 205}, {1}}) {
+    const Batch batch = random_batch(config, lengths, 7);
+    DeviceRun run(config, limits, Device::kCuda);
+    StepRunner runner(*run.model, *run.optimizer, false);
+    const StepResult got = run.step(runner, {&batch, 1}, 1);
+    EXPECT_FALSE(run.model->gradient_squares().empty());
+    double sum = 0;
+    for (const float g : run.gradients()) sum += static_cast<double>(g) * static_cast<double>(g);
+    EXPECT_NEAR(got.grad_norm, std::sqrt(sum), 1e-6 * std::sqrt(sum));
+  }
+}
+
 TEST(CudaStep, ARecordedStepIsTheStepItself) {
   BIOMOE_REQUIRE_GPU();
   ModelLimits limits = small_limits();

@@ -195,6 +195,25 @@ TEST(SumSquaresTest, IsTheSameForAnyNumberOfThreads) {
   }
 }
 
+TEST(SumSquaresTest, AddsPartialSumsWhereThereAreSome) {
+  TestContext ctx(2);
+  Tensor<float> x(Shape{kElements}), partials(Shape{3});
+  x.fill(1);
+  partials.at(0) = 0.5f;
+  partials.at(1) = 2.0f;
+  partials.at(2) = 4.0f;
+  std::vector<TensorView> views(kSegments.size());
+  views[0] = partials.view();
+  Tensor<double> sums(Shape{static_cast<int64_t>(kSegments.size())});
+  sum_squares(*ctx, {.x_A = x.view(), .segments = kSegments, .sums_S = sums.view(), .partials = views});
+  EXPECT_EQ(sums.at(0), 6.5);
+  EXPECT_EQ(sums.at(5), 16385.0);
+  views.pop_back();
+  EXPECT_THROW(
+      sum_squares(*ctx, {.x_A = x.view(), .segments = kSegments, .sums_S = sums.view(), .partials = views}),
+      Error);
+}
+
 TEST(SumSquaresTest, KeepsNanAndInfinityAndTheLargestFloats) {
   TestContext ctx(2);
   Tensor<float> x(Shape{kElements});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 
 #include "biomoe/backend/cpu/parallel.h"
 #include "biomoe/backend/cpu/row_kernel.h"
@@ -86,7 +87,12 @@ void sum_squares(Context& ctx, const SumSquaresArgs& args) {
   const float* x = args.x_A.f32();
   double* sums = args.sums_S.f64();
   for (size_t i = 0; i < args.segments.size(); ++i) {
-    sums[i] = segment_sum(ctx, x + args.segments[i].begin, args.segments[i].count);
+    if (!args.partials.empty() && args.partials[i]) {
+      const TensorView& partials = args.partials[i];
+      sums[i] = std::accumulate(partials.f32(), partials.f32() + partials.num_elements(), 0.0);
+    } else {
+      sums[i] = segment_sum(ctx, x + args.segments[i].begin, args.segments[i].count);
+    }
   }
 }
 

@@ -64,15 +64,18 @@ __device__ __forceinline__ void for_each_element(const BlockRange& range, const 
   if (last + threadIdx.x < range.end) single(last + threadIdx.x);
 }
 
-// Calls launch(table, index of its first segment) for every table that the segments fill.
+// Calls launch(table, index of its first segment) for every table that the segments fill. Segments for which
+// `absent` (empty, or one a segment) has a tensor count as empty.
 template <typename Launch>
-void for_each_table(std::span<const ArenaSegment> segments, int64_t block_groups, const Launch& launch) {
+void for_each_table(std::span<const ArenaSegment> segments, int64_t block_groups, const Launch& launch,
+                    std::span<const TensorView> absent = {}) {
   for (size_t base = 0; base < segments.size(); base += SegmentTable::kMax) {
     SegmentTable table;
     int64_t blocks = 0;
     const size_t end = std::min(segments.size(), base + SegmentTable::kMax);
     for (size_t i = base; i < end; ++i) {
-      const ArenaSegment& segment = segments[i];
+      ArenaSegment segment = segments[i];
+      if (!absent.empty() && absent[i]) segment.count = 0;
       // An empty one has no block; the search for a block then ends at the next that has.
       table.entries[table.count++] = {segment.begin, segment.begin + segment.count,
                                       static_cast<int32_t>(blocks), segment.decay};
@@ -117,6 +120,46 @@ __global__ __launch_bounds__(kThreads) void segment_sums_kernel(const __grid_con
   }
   sum = block_sum(sum);
   if (threadIdx.x == 0) sums[segment] = sum;
+}
+
+// Partial sums of one launch, a block each; a parameter of the kernel, as SegmentTable.
+struct PartialTable {
+  struct Entry {
+    const float* values;
+    int64_t count;
+    int64_t segment;
+  };
+  static constexpr int kMax = 1024;
+  Entry entries[kMax];
+  int count = 0;
+};
+
+__global__ __launch_bounds__(kThreads) void partial_sums_kernel(const __grid_constant__ PartialTable table,
+                                                                double* sums) {
+  const PartialTable::Entry entry = table.entries[blockIdx.x];
+  double sum = 0.0;
+#pragma unroll 8
+  for (int64_t i = threadIdx.x; i < entry.count; i += kThreads) sum += static_cast<double>(entry.values[i]);
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) sums[entry.segment] = sum;
+}
+
+void add_partials(const Context& ctx, const SumSquaresArgs& args) {
+  PartialTable table;
+  const auto launch = [&] {
+    if (table.count == 0) return;
+    partial_sums_kernel<<<static_cast<unsigned>(table.count), kThreads, 0, stream_of(ctx)>>>(
+        table, args.sums_S.f64());
+    check_launch("sum_squares");
+    table.count = 0;
+  };
+  for (size_t i = 0; i < args.partials.size(); ++i) {
+    const TensorView& partials = args.partials[i];
+    if (!partials) continue;
+    if (table.count == PartialTable::kMax) launch();
+    table.entries[table.count++] = {partials.f32(), partials.num_elements(), static_cast<int64_t>(i)};
+  }
+  launch();
 }
 
 __global__ __launch_bounds__(kThreads) void clip_kernel(const double* sums, int64_t count,
@@ -289,7 +332,8 @@ void sum_squares(Context& ctx, const SumSquaresArgs& args) {
   check_aligned("sum_squares", {args.x_A});
   Arena& scratch = scratch_of(ctx, "sum_squares");
   for_each_table(
-      args.segments, kSquaresBlockElements / kVector, [&](const SegmentTable& table, size_t first) {
+      args.segments, kSquaresBlockElements / kVector,
+      [&](const SegmentTable& table, size_t first) {
         const ArenaScope scope(scratch);
         double* partials = scratch.tensor(DType::kF64, Shape{table.blocks}).f64();
         if (table.blocks > 0) {
@@ -303,7 +347,9 @@ void sum_squares(Context& ctx, const SumSquaresArgs& args) {
         segment_sums_kernel<<<static_cast<unsigned>(table.count), kThreads, 0, stream_of(ctx)>>>(
             table, partials, args.sums_S.f64() + first);
         check_launch("sum_squares");
-      });
+      },
+      args.partials);
+  add_partials(ctx, args);
 }
 
 void clip_factor(Context& ctx, const ClipFactorArgs& args) {

@@ -11,7 +11,7 @@
 namespace biomoe::cuda {
 namespace {
 
-static_assert(kExpertRowAlignment == sm90::kSegmentRows);
+static_assert(kExpertRowAlignment == sm90::kSegmentRows && kSquaresColumns == sm90::kTileColumns);
 
 // What sm90's kernels ask of every product: the GPU, bf16, rows padded for tiles, and no gaps between rows.
 void check_supported(const char* op, const Context& ctx, const TensorView& x, const TensorView& rows) {
@@ -103,19 +103,26 @@ void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
   if (capacity == 0) {  // no tile to start from
     if (!args.accumulate) {
       check(cudaMemsetAsync(args.w_EOI.data, 0, args.w_EOI.bytes(), ctx.state->stream), kOp);
+      if (args.squares_P) {
+        check(cudaMemsetAsync(args.squares_P.data, 0, args.squares_P.bytes(), ctx.state->stream), kOp);
+      }
     }
     return;
   }
   const bool fp32 = args.w_EOI.dtype == DType::kF32;
-  run(kOp, ctx,
-      sm90::WgradProblem{.rows = expert_rows(args.offsets_E1, args.rows_E, capacity),
-                         .in = args.w_EOI.shape[2],
-                         .out = args.w_EOI.shape[1],
-                         .dy = bf16(kOp, args.y_RO),
-                         .x = bf16(kOp, args.x_RI),
-                         .dw = args.w_EOI.data,
-                         .type = fp32 ? sm90::GradientType::kFp32 : sm90::GradientType::kBf16,
-                         .accumulate = args.accumulate});
+  const sm90::WgradProblem problem{.rows = expert_rows(args.offsets_E1, args.rows_E, capacity),
+                                   .in = args.w_EOI.shape[2],
+                                   .out = args.w_EOI.shape[1],
+                                   .dy = bf16(kOp, args.y_RO),
+                                   .x = bf16(kOp, args.x_RI),
+                                   .dw = args.w_EOI.data,
+                                   .type = fp32 ? sm90::GradientType::kFp32 : sm90::GradientType::kBf16,
+                                   .accumulate = args.accumulate,
+                                   .square_sums = args.squares_P.f32()};
+  BM_CHECK(!args.squares_P || args.squares_P.num_elements() == sm90::wgrad_square_sums_count(problem),
+           "{}: {} sums of squares, the kernel makes {}", kOp, args.squares_P.num_elements(),
+           sm90::wgrad_square_sums_count(problem));
+  run(kOp, ctx, problem);
 }
 
 void grouped_gate_up(Context& ctx, const GroupedGateUpArgs& args) {
