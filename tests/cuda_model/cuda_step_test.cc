@@ -204,8 +204,8 @@ TEST(CudaStep, RemaindersOfMastersTrainAsMastersDoBitForBit) {
   const auto groups = [](DeviceRun& run) { return run.image->groups(); };
   for (size_t g = 0; g < groups(whole).size(); ++g) {
     for (size_t t = 0; t < groups(whole)[g].tensors.size(); ++t) {
-      const TensorView& a = groups(whole)[g].tensors[t].view;
-      const TensorView& b = groups(parts)[g].tensors[t].view;
+      const TensorView a = groups(whole)[g].tensors[t].view;
+      const TensorView b = groups(parts)[g].tensors[t].view;
       ASSERT_EQ(std::memcmp(a.data, b.data, a.bytes()), 0) << groups(whole)[g].tensors[t].name;
       std::vector<uint8_t> held(static_cast<const uint8_t*>(a.data),
                                 static_cast<const uint8_t*>(a.data) + a.bytes());
