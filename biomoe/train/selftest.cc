@@ -12,7 +12,7 @@
 namespace biomoe {
 namespace {
 
-constexpr int64_t kSequences = 4, kLength = 256, kPeriod = 7;
+constexpr int64_t kSequences = 4, kLength = 128, kPeriod = 7;
 constexpr double kLearningRate = 3e-3;
 constexpr int64_t kWarmup = 10;
 

@@ -16,8 +16,8 @@ struct SelftestCase {
   double loss = 0;  // recorded on the CPU: mean over the last kSelftestMeasured steps
 };
 
-inline constexpr int64_t kSelftestSteps = 100;
-inline constexpr int64_t kSelftestMeasured = 20;
+inline constexpr int64_t kSelftestSteps = 60;
+inline constexpr int64_t kSelftestMeasured = 15;
 
 std::vector<SelftestCase> selftest_cases();
 

@@ -17,6 +17,7 @@ using ::testing::HasSubstr;
 
 RunConfig fp8_run(const TempFolder& folder, Fp8Recipe recipe) {
   RunConfig config = tiny_run(folder);
+  config.num_threads = 1;
   config.fp8_config.enabled = true;
   config.fp8_config.fp8_recipe = recipe;
   config.fp8_config.fp8_recipe_kwargs.amax_history_len = 4;
@@ -55,6 +56,7 @@ TEST_P(LowPrecision, IsNearFp32AndNotTheSame) {
   const TempFolder plain_folder, folder;
   RunConfig plain = tiny_run(plain_folder), config = fp8_run(folder, GetParam());
   for (RunConfig* run : {&plain, &config}) {
+    run->num_threads = 1;
     run->num_train_steps = 60;
     run->adamw.lr = 3e-3;
   }
