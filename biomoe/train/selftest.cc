@@ -65,8 +65,8 @@ Fp8Config recipe_config(Fp8Recipe recipe) {
 }  // namespace
 
 std::vector<SelftestCase> selftest_cases() {
-  constexpr double kPlain = 1.0;
-  constexpr std::array<double, kFp8RecipeNames.size()> kLosses{1.0, 1.0, 1.0, 1.0};
+  constexpr double kPlain = 0.70189;
+  constexpr std::array<double, kFp8RecipeNames.size()> kLosses{0.69871, 0.70489, 0.69816, 0.70611};
   std::vector<SelftestCase> cases{{"without fp8", {}, kPlain}};
   for (size_t i = 0; i < kLosses.size(); ++i)
     cases.push_back({kFp8RecipeNames[i], recipe_config(static_cast<Fp8Recipe>(i)), kLosses[i]});
