@@ -322,6 +322,7 @@ struct FieldWriter {
   void field(const char* key, const std::optional<int64_t>& value, const char*) {
     object[key] = value ? json(*value) : json(nullptr);
   }
+  void field(const char*, const std::vector<std::string>&, const char*) {}  // layer_precision, as in reading
 };
 
 json token_json(const std::optional<int64_t>& id) {

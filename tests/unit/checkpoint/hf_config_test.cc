@@ -35,11 +35,21 @@ struct FieldList {
   void field(const char* key, std::optional<int64_t>& value, const char*) {
     values.push_back(fmt::format("{}={}", key, value ? std::to_string(*value) : "null"));
   }
+  void field(const char* key, std::vector<std::string>& value, const char*) {
+    values.push_back(fmt::format("{} of {}", key, value.size()));
+  }
 };
 std::vector<std::string> fields(ModelConfig config) {
   FieldList list;
   config.visit(list);
   return list.values;
+}
+
+TEST(HfConfig, HasNoKeysOfTrainingAlone) {
+  ModelConfig model = small_model();
+  model.layer_precision.assign(static_cast<size_t>(model.num_hidden_layers), "fp8");
+  EXPECT_FALSE(hf_config_json(model, {.bos = std::nullopt, .eos = {}, .pad = std::nullopt}, DType::kF32)
+                   .contains("layer_precision"));
 }
 
 TEST(HfConfig, GoesThroughJson) {
