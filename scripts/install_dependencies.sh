@@ -6,6 +6,7 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build pkg-config ccache git
   libhts-dev libzstd-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libfmt-dev zlib1g-dev
+  libopenmpi-dev openmpi-bin
   libgtest-dev libgmock-dev clang-format-14
 )
 

@@ -1,0 +1,24 @@
+// How this process was started: alone, or as one of several by mpirun, srun or torchrun.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace biomoe {
+
+enum class Launcher : uint8_t { kNone, kMpi, kSrun, kTorchrun };
+
+struct Launch {
+  Launcher launcher = Launcher::kNone;
+  int64_t processes = 1;  // as the launcher says
+};
+
+// From the variables that launchers set: OMPI_COMM_WORLD_SIZE (Open MPI), PMI_SIZE (MPICH, Intel MPI, srun
+// --mpi=pmi2), PMIX_RANK (srun --mpi=pmix): MPI can start. SLURM_STEP_NUM_TASKS alone: srun without MPI.
+// WORLD_SIZE: torchrun. kNone where there is one process. `variable` gives the value of a name, if set;
+// without it the environment is read.
+Launch read_launch(const std::function<std::optional<std::string>(const char*)>& variable = {});
+
+}  // namespace biomoe

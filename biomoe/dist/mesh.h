@@ -1,0 +1,49 @@
+// Mesh: the ranks of a run as dp x ep, ep fastest: rank = dp_rank * ep_size + ep_rank. Experts are split over
+// ep and held again by every dp; everything else is held by every rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "biomoe/dist/comm.h"
+
+namespace biomoe {
+
+struct MeshSize {
+  int64_t dp = 1;
+  int64_t ep = 1;
+  int64_t world() const { return dp * ep; }
+};
+
+// The sizes for `world` ranks; dp_size = 0 stands for as many as ep leaves. Throws user_error, naming the
+// keys of the section `parallelism`, when dp * ep is not the world or the experts do not divide by ep.
+MeshSize resolve_mesh(int64_t dp_size, int64_t ep_size, int64_t world, int64_t num_experts);
+
+// Which experts a rank holds: part `index` of `count` equal ones.
+struct ExpertPart {
+  int64_t index = 0;
+  int64_t count = 1;
+};
+
+class Mesh {
+ public:
+  Mesh();  // of one rank
+  // `world` has size.world() ranks. All ranks make their meshes together.
+  Mesh(std::unique_ptr<Comm> world, MeshSize size);
+
+  const MeshSize& mesh_size() const { return size_; }
+  int rank() const { return world_->rank(); }
+  int size() const { return world_->size(); }
+  bool alone() const { return size() == 1; }
+  ExpertPart expert_part() const { return {ep_->rank(), ep_->size()}; }
+
+  Comm& world() const { return *world_; }
+  Comm& ep() const { return *ep_; }  // the ranks that share the experts out among them
+  Comm& dp() const { return *dp_; }  // the ranks that hold the same experts
+
+ private:
+  MeshSize size_;
+  std::unique_ptr<Comm> world_, ep_, dp_;
+};
+
+}  // namespace biomoe

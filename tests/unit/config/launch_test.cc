@@ -1,0 +1,43 @@
+#include "biomoe/config/launch.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace biomoe {
+namespace {
+
+Launch with(const std::map<std::string, std::string>& variables) {
+  return read_launch([&](const char* name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+TEST(Launch, LaunchersAreToldByTheirVariables) {
+  const struct {
+    std::map<std::string, std::string> variables;
+    Launcher launcher;
+    int64_t processes;
+  } rows[] = {
+      {{}, Launcher::kNone, 1},
+      {{{"OMPI_COMM_WORLD_SIZE", "4"}}, Launcher::kMpi, 4},
+      {{{"PMI_SIZE", "2"}, {"SLURM_STEP_NUM_TASKS", "2"}}, Launcher::kMpi, 2},
+      {{{"PMIX_RANK", "0"}, {"SLURM_STEP_NUM_TASKS", "8"}}, Launcher::kMpi, 8},
+      {{{"SLURM_STEP_NUM_TASKS", "8"}}, Launcher::kSrun, 8},
+      {{{"SLURM_STEP_NUM_TASKS", "1"}}, Launcher::kNone, 1},
+      {{{"SLURM_NTASKS", "8"}}, Launcher::kNone, 1},  // in a batch script, outside srun
+      {{{"WORLD_SIZE", "2"}, {"RANK", "1"}}, Launcher::kTorchrun, 2},
+      {{{"WORLD_SIZE", "1"}, {"RANK", "0"}}, Launcher::kNone, 1},
+      {{{"WORLD_SIZE", "2"}}, Launcher::kNone, 1},
+      {{{"OMPI_COMM_WORLD_SIZE", "two"}}, Launcher::kNone, 1},
+  };
+  for (const auto& row : rows) {
+    const Launch launch = with(row.variables);
+    EXPECT_EQ(launch.launcher, row.launcher);
+    EXPECT_EQ(launch.processes, row.processes);
+  }
+}
+
+}  // namespace
+}  // namespace biomoe
