@@ -17,7 +17,7 @@ enum class ReduceOp : uint8_t { kSum, kMax };
 
 // Rows [begin, begin + count) of a tensor that go to, or come from, `peer`.
 struct RowSegment {
-  int peer = 0;
+  int64_t peer = 0;
   int64_t begin = 0;
   int64_t count = 0;
 };

@@ -184,7 +184,7 @@ void GroupComm::all_to_all_v(Context& ctx, const AllToAllV& args, std::string_vi
                    segment.begin + segment.count <= rows.shape[0],
                "{}: rows [{}, {}) of {} for rank {} of {}", what, segment.begin,
                segment.begin + segment.count, rows.shape[0], segment.peer, size());
-      messages.push_back({segment.peer,
+      messages.push_back({static_cast<int>(segment.peer),
                           static_cast<unsigned char*>(rows.data) + static_cast<size_t>(segment.begin) * row,
                           static_cast<size_t>(segment.count) * row});
     }

@@ -19,10 +19,12 @@ struct MeshSize {
 // keys of the section `parallelism`, when dp * ep is not the world or the experts do not divide by ep.
 MeshSize resolve_mesh(int64_t dp_size, int64_t ep_size, int64_t world, int64_t num_experts);
 
-// Which experts a rank holds: part `index` of `count` equal ones.
-struct ExpertPart {
-  int64_t index = 0;
-  int64_t count = 1;
+// Where a rank stands in its mesh; the default is a rank that is alone.
+struct MeshPlace {
+  MeshSize size;
+  int64_t dp_rank = 0;
+  int64_t ep_rank = 0;
+  int64_t rank() const { return dp_rank * size.ep + ep_rank; }
 };
 
 class Mesh {
@@ -31,11 +33,10 @@ class Mesh {
   // `world` has size.world() ranks. All ranks make their meshes together.
   Mesh(std::unique_ptr<Comm> world, MeshSize size);
 
-  const MeshSize& mesh_size() const { return size_; }
+  MeshPlace place() const { return {size_, dp_->rank(), ep_->rank()}; }
   int rank() const { return world_->rank(); }
   int size() const { return world_->size(); }
   bool alone() const { return size() == 1; }
-  ExpertPart expert_part() const { return {ep_->rank(), ep_->size()}; }
 
   Comm& world() const { return *world_; }
   Comm& ep() const { return *ep_; }  // the ranks that share the experts out among them

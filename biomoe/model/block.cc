@@ -85,14 +85,15 @@ void set_gradient_squares(const ParameterList& parameters, std::span<const Tenso
   gradients.moe.down_squares_P = squares_of("mlp.experts.down_proj");
 }
 
-MoeShape moe_shape(const ModelConfig& config, const ComputeTypes& types) {
+MoeShape moe_shape(const ModelConfig& config, const ComputeTypes& types, const ExpertSplit& split) {
   return {.width = config.hidden_size,
           .expert_width = config.intermediate_size,
           .experts = config.num_local_experts,
           .top_k = config.num_experts_per_tok,
           .type = types.activation,
           .row_alignment = types.row_alignment,
-          .gate_up_interleave = types.gate_up_interleave};
+          .gate_up_interleave = types.gate_up_interleave,
+          .split = split};
 }
 
 AttentionShape attention_shape(const ModelConfig& config, int64_t max_seqlen) {
@@ -104,7 +105,7 @@ AttentionShape attention_shape(const ModelConfig& config, int64_t max_seqlen) {
 }
 
 BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& config,
-                                const ComputeTypes& types, int64_t tokens) {
+                                const ComputeTypes& types, int64_t tokens, const ExpertSplit& split) {
   const int64_t T = tokens, D = config.hidden_size, A = config.num_attention_heads * config.key_width();
   BlockSaved saved;
   saved.norm1_TD = allocator.tensor(types.activation, {T, D});
@@ -115,12 +116,13 @@ BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& c
   saved.mid_TD = allocator.tensor(types.activation, {T, D});
   saved.norm2_TD = allocator.tensor(types.activation, {T, D});
   saved.rstd2_T = allocator.tensor(DType::kF32, {T});
-  saved.moe = allocate_moe_saved(allocator, moe_shape(config, types), T);
+  saved.moe = allocate_moe_saved(allocator, moe_shape(config, types, split), T);
   return saved;
 }
 
 BlockWorkspace allocate_block_workspace(TensorAllocator& allocator, const ModelConfig& config,
-                                        const ComputeTypes& types, int64_t tokens, bool training) {
+                                        const ComputeTypes& types, int64_t tokens, bool training,
+                                        const ExpertSplit& split) {
   BlockWorkspace workspace;
   workspace.delta_TD = allocator.tensor(types.activation, {tokens, config.hidden_size});
   if (training) {
@@ -129,7 +131,7 @@ BlockWorkspace allocate_block_workspace(TensorAllocator& allocator, const ModelC
         allocator.tensor(types.activation, {tokens, config.num_attention_heads * config.key_width()});
     workspace.dqkv_TC = allocator.tensor(types.activation, {tokens, config.qkv_width()});
   }
-  workspace.moe = allocate_moe_workspace(allocator, moe_shape(config, types), tokens, training);
+  workspace.moe = allocate_moe_workspace(allocator, moe_shape(config, types, split), tokens, training);
   return workspace;
 }
 

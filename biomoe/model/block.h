@@ -46,7 +46,7 @@ struct BlockSaved {
 };
 // Everything but x_TD, which outlives a recomputed block.
 BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& config,
-                                const ComputeTypes& types, int64_t tokens);
+                                const ComputeTypes& types, int64_t tokens, const ExpertSplit& split = {});
 
 // Shared by all blocks.
 struct BlockWorkspace {
@@ -57,7 +57,8 @@ struct BlockWorkspace {
   MoeWorkspace moe;
 };
 BlockWorkspace allocate_block_workspace(TensorAllocator& allocator, const ModelConfig& config,
-                                        const ComputeTypes& types, int64_t tokens, bool training);
+                                        const ComputeTypes& types, int64_t tokens, bool training,
+                                        const ExpertSplit& split = {});
 
 // What is the same for every block of one batch.
 struct BlockInputs {
@@ -69,7 +70,7 @@ struct BlockInputs {
   TensorView positions_T;
   TensorView cu_seqlens_B1;
 };
-MoeShape moe_shape(const ModelConfig& config, const ComputeTypes& types);
+MoeShape moe_shape(const ModelConfig& config, const ComputeTypes& types, const ExpertSplit& split = {});
 AttentionShape attention_shape(const ModelConfig& config, int64_t max_seqlen);
 
 // Where the block's input stream is: already in saved.x_TD (mid absent), or still mid + delta of the block

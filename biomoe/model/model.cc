@@ -21,10 +21,15 @@
 namespace biomoe {
 namespace {
 
+ExpertSplit expert_split(const ModelLimits& limits) {
+  return {.ranks = limits.place.size.ep, .max_tokens = limits.max_tokens, .comm = limits.expert_ranks};
+}
+
 // Lays out one micro-batch of `tokens` tokens; the vectors of `act` keep their capacity.
 void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, const ModelLimits& limits,
                          const ComputeTypes& types, int64_t tokens, Activations& act) {
   const int64_t T = tokens, D = config.hidden_size;
+  const ExpertSplit split = expert_split(limits);
   act.blocks.resize(static_cast<size_t>(config.num_hidden_layers));
   BlockSaved shared;
   bool have_shared = false;
@@ -32,14 +37,14 @@ void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, 
     BlockSaved& saved = act.blocks[static_cast<size_t>(layer)];
     const bool own = limits.training && layer >= limits.recompute_layers;
     if (!own && !have_shared) {
-      shared = allocate_block_saved(allocator, config, types, T);
+      shared = allocate_block_saved(allocator, config, types, T, split);
       shared.x_TD = allocator.tensor(types.activation, {T, D});
       have_shared = true;
     }
-    saved = own ? allocate_block_saved(allocator, config, types, T) : shared;
+    saved = own ? allocate_block_saved(allocator, config, types, T, split) : shared;
     if (limits.training) saved.x_TD = allocator.tensor(types.activation, {T, D});
   }
-  act.workspace = allocate_block_workspace(allocator, config, types, T, limits.training);
+  act.workspace = allocate_block_workspace(allocator, config, types, T, limits.training, split);
   act.final_sum_TD = allocator.tensor(types.activation, {T, D});
   act.final_norm_TD = allocator.tensor(types.activation, {T, D});
   act.final_rstd_T = allocator.tensor(DType::kF32, {T});
@@ -52,7 +57,7 @@ size_t scratch_bytes(const ModelConfig& config, const ModelLimits& limits) {
   const int64_t tokens = limits.max_tokens, slots = tokens * config.num_experts_per_tok;
   // The optimiser's reduction takes its scratch from here too.
   std::vector<ArenaSegment> segments;
-  const ParameterList parameters(config);
+  const ParameterList parameters(config, limits.place);
   for (const auto& spec : parameters.specs()) segments.push_back({spec.offset, spec.num_elements(), true});
   const size_t largest = std::max({
       attention_scratch_bytes(device, attention_shape(config, limits.max_seqlen), tokens, limits.num_threads,
@@ -67,8 +72,9 @@ size_t scratch_bytes(const ModelConfig& config, const ModelLimits& limits) {
   return align_up(largest) + kArenaAlignment;
 }
 
-size_t arena_bytes(const ModelConfig& config, DType type) {
-  return align_up(static_cast<size_t>(ParameterList(config).arena_elements()) * dtype_size(type));
+size_t arena_bytes(const ModelConfig& config, const ModelLimits& limits, DType type) {
+  const ParameterList parameters(config, limits.place);
+  return align_up(static_cast<size_t>(parameters.arena_elements()) * dtype_size(type));
 }
 
 struct Tables {
@@ -145,7 +151,7 @@ size_t table_bytes(const ModelConfig& config, const ModelLimits& limits) {
 }
 
 size_t squares_bytes(const ModelConfig& config, const ModelLimits& limits) {
-  const ParameterList parameters(config);
+  const ParameterList parameters(config, limits.place);
   return planned([&](ArenaPlanner& planner) { lay_out_squares(planner, parameters, limits); });
 }
 
@@ -187,8 +193,8 @@ TensorView view_of(const std::vector<T>& values, DType dtype) {
 ModelMemory plan_model_memory(const ModelConfig& config, const ModelLimits& limits) {
   const ComputeTypes types = compute_types(limits.device, config, limits.micro_batches > 1);
   ModelMemory memory;
-  memory.weights = arena_bytes(config, types.activation);
-  memory.gradients = limits.training ? arena_bytes(config, types.gradient) : 0;
+  memory.weights = arena_bytes(config, limits, types.activation);
+  memory.gradients = limits.training ? arena_bytes(config, limits, types.gradient) : 0;
   memory.saved_activations = activation_bytes(config, limits);
   memory.workspace = scratch_bytes(config, limits) + table_bytes(config, limits) + exchange_bytes(config) +
                      squares_bytes(config, limits) + batch_bytes(limits) +
@@ -200,7 +206,7 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
     : config_(config),
       limits_(limits),
       types_(compute_types(limits.device, config, limits.micro_batches > 1)),
-      parameters_((config.validate(), config)),
+      parameters_((config.validate(), config), limits.place),
       device_(limits.device) {
   BM_CHECK(limits.max_tokens >= 0 && limits.max_seqlen >= 1 && limits.num_threads >= 1 &&
                limits.micro_batches >= 1,
@@ -262,7 +268,7 @@ void Model::set_up_inputs() {
   copy_to_device(ctx_, tables.sin_SK2.data, filled.sin_SK2.data, tables.sin_SK2.bytes());
   device_wait_sync(ctx_);
   inputs_.attention = attention_shape(config_, limits_.max_seqlen);
-  inputs_.moe = moe_shape(config_, types_);
+  inputs_.moe = moe_shape(config_, types_, expert_split(limits_));
   inputs_.expert_ffn_mode = limits_.expert_ffn_mode;
   inputs_.rms_norm_eps = config_.rms_norm_eps;
   inputs_.cos_SK2 = tables.cos_SK2;
@@ -288,7 +294,7 @@ void Model::set_up_batches() {
 }
 
 void Model::initial_values(const ParamSpec& spec, uint64_t seed, float* values) const {
-  const int64_t count = spec.num_elements();
+  const int64_t count = spec.num_elements(), first = spec.first_element();
   if (spec.kind == ParamKind::kNorm) {
     std::fill(values, values + count, 1.0f);
     return;
@@ -296,7 +302,7 @@ void Model::initial_values(const ParamSpec& spec, uint64_t seed, float* values) 
   const Rng rng(seed, RngStream::kInit, static_cast<uint32_t>(&spec - parameters_.specs().data()));
 #pragma omp parallel for num_threads(limits_.num_threads) schedule(static)
   for (int64_t i = 0; i < count; ++i) {
-    values[i] = static_cast<float>(config_.initializer_range * rng.normal(static_cast<uint64_t>(i)));
+    values[i] = static_cast<float>(config_.initializer_range * rng.normal(static_cast<uint64_t>(first + i)));
   }
 }
 
@@ -470,6 +476,19 @@ void Model::backward(const DeviceBatch& batch, double balance_coef, double z_coe
                             .dy_TD = act_.dstream_TD,
                             .dweight_VD = gradient(parameters_.specs().front()),
                             .accumulate = accumulate || config_.tie_word_embeddings});
+}
+
+void Model::share_routing(Comm& world) {
+  world.all_reduce(ctx_, routing_.counts_LE, ReduceOp::kSum, "the experts' loads");
+  world.all_reduce(ctx_, routing_.prob_sums_LE, ReduceOp::kSum, "the routers' probabilities");
+  world.all_reduce(ctx_, routing_.z_sums_L, ReduceOp::kSum, "the routers' z-loss");
+  Context host;
+  world.all_reduce(host, TensorView(&routing_.tokens, DType::kI64, Shape{1}), ReduceOp::kSum,
+                   "the count of routed tokens");
+}
+
+void Model::share_losses(Comm& world) {
+  world.all_reduce(ctx_, loss_sums_3_, ReduceOp::kSum, "the loss");
 }
 
 void Model::compute_balance_loss(double balance_coef) {

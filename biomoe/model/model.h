@@ -33,6 +33,8 @@ struct ModelLimits {
   bool deterministic = false;  // see Context, as for the next
   bool portable_kernels = false;
   Fp8Config fp8{};
+  MeshPlace place{};             // of this rank: which experts it holds
+  Comm* expert_ranks = nullptr;  // Mesh::ep(), where that is more than one rank; needed to run, not to plan
 };
 
 // Bytes that a Model takes, by category. The same code lays the memory out.
@@ -132,6 +134,11 @@ class Model {
   void backward(const DeviceBatch& batch, double balance_coef, double z_coef, bool accumulate = false);
 
   const Fp8State& fp8_state() const { return fp8_state_; }
+
+  // Between ranks: the statistics since reset_sums, and the loss sums, become those of all. The first must
+  // come before backward, whose auxiliary losses are of the whole global batch.
+  void share_routing(Comm& world);
+  void share_losses(Comm& world);
 
   // A replayed step routed so many tokens.
   void set_routed_tokens(int64_t tokens) { routing_.tokens = tokens; }

@@ -9,15 +9,15 @@ constexpr int64_t kAlignElements = 64;  // 128 bytes of bf16
 
 }  // namespace
 
-ParameterList::ParameterList(const ModelConfig& c)
+// Dense parameters come first in the arenas, then the experts': a region each, for the ranks that hold it.
+ParameterList::ParameterList(const ModelConfig& c, const MeshPlace& place)
     : experts_(c.num_local_experts), top_k_(c.num_experts_per_tok) {
+  const int64_t ep = place.size.ep, held = c.num_local_experts / ep;
+  BM_CHECK(held * ep == c.num_local_experts, "{} experts for {} ranks", c.num_local_experts, ep);
   const int64_t D = c.hidden_size, F = c.intermediate_size, E = c.num_local_experts, K = c.key_width();
   const int64_t H = c.num_attention_heads, G = c.num_key_value_heads, V = c.vocab_size;
-  bool aligned = true;  // k_proj and v_proj follow q_proj with no gap, so that the three read as one matrix
   auto add = [&](std::string name, Shape shape, ParamKind kind, int64_t layer) {
-    if (aligned) arena_elements_ = (arena_elements_ + kAlignElements - 1) / kAlignElements * kAlignElements;
-    specs_.push_back({std::move(name), shape, kind, layer, arena_elements_});
-    arena_elements_ += shape.num_elements();
+    specs_.push_back({std::move(name), shape, kind, layer, 0});
   };
   add("model.embed_tokens.weight", {V, D}, ParamKind::kEmbedding, -1);
   for (int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
@@ -26,31 +26,72 @@ ParameterList::ParameterList(const ModelConfig& c)
     };
     in_layer("input_layernorm.weight", {D}, ParamKind::kNorm);
     in_layer("self_attn.q_proj.weight", {H * K, D}, ParamKind::kAttention);
-    aligned = false;
     in_layer("self_attn.k_proj.weight", {G * K, D}, ParamKind::kAttention);
     in_layer("self_attn.v_proj.weight", {G * K, D}, ParamKind::kAttention);
-    aligned = true;
     in_layer("self_attn.o_proj.weight", {D, H * K}, ParamKind::kAttention);
     in_layer("post_attention_layernorm.weight", {D}, ParamKind::kNorm);
     in_layer("mlp.gate.weight", {E, D}, ParamKind::kRouter);
-    in_layer("mlp.experts.gate_up_proj", {E, 2 * F, D}, ParamKind::kExpert);
-    in_layer("mlp.experts.down_proj", {E, D, F}, ParamKind::kExpert);
+    in_layer("mlp.experts.gate_up_proj", {held, 2 * F, D}, ParamKind::kExpert);
+    in_layer("mlp.experts.down_proj", {held, D, F}, ParamKind::kExpert);
   }
   add("model.norm.weight", {D}, ParamKind::kNorm, -1);
   if (!c.tie_word_embeddings) add("lm_head.weight", {V, D}, ParamKind::kHead, -1);
-  arena_elements_ = (arena_elements_ + kAlignElements - 1) / kAlignElements * kAlignElements;
+  for (ParamSpec& spec : specs_) {
+    if (spec.kind != ParamKind::kExpert) continue;
+    spec.first = place.ep_rank * held;
+    spec.parts = ep;
+  }
+  ArenaRegion dense{.copy = place.rank(), .copies = place.size.world()};
+  dense.count = lay_out(false, dense.copies);
+  ArenaRegion experts{.begin = dense.count, .copy = place.dp_rank, .copies = place.size.dp, .experts = true};
+  experts.count = lay_out(true, experts.copies) - experts.begin;
+  if (place.size.world() == 1) {
+    regions_ = {{.count = arena_elements_}};
+  } else {
+    regions_ = {dense, experts};
+  }
+}
+
+// Gives places to the parameters of one region and returns where it ends.
+int64_t ParameterList::lay_out(bool experts, int64_t copies) {
+  const auto align = [this](int64_t to) { arena_elements_ = (arena_elements_ + to - 1) / to * to; };
+  const int64_t begin = arena_elements_;
+  for (ParamSpec& spec : specs_) {
+    if ((spec.kind == ParamKind::kExpert) != experts) continue;
+    // k_proj and v_proj follow q_proj with no gap, so that the three read as one matrix.
+    const bool follows = spec.name.ends_with("k_proj.weight") || spec.name.ends_with("v_proj.weight");
+    if (!follows) align(kAlignElements);
+    spec.offset = arena_elements_;
+    arena_elements_ += spec.num_elements();
+  }
+  const int64_t unit = kAlignElements * copies;
+  arena_elements_ = begin + (arena_elements_ - begin + unit - 1) / unit * unit;
+  return arena_elements_;
+}
+
+Shape ParamSpec::whole_shape() const {
+  Shape whole;
+  for (int axis = 0; axis < shape.rank(); ++axis) whole.push_back(axis == 0 ? shape[0] * parts : shape[axis]);
+  return whole;
+}
+
+int64_t ParameterList::owned_elements() const {
+  int64_t total = 0;
+  for (const ArenaRegion& region : regions_) total += region.owned_count();
+  return total;
 }
 
 int64_t ParameterList::num_parameters() const {
   int64_t total = 0;
-  for (const auto& spec : specs_) total += spec.num_elements();
+  for (const auto& spec : specs_) total += spec.num_elements() * spec.parts;
   return total;
 }
 
 int64_t ParameterList::num_active_parameters() const {
   int64_t total = 0;
   for (const auto& spec : specs_) {
-    total += spec.kind == ParamKind::kExpert ? spec.num_elements() / experts_ * top_k_ : spec.num_elements();
+    total += spec.kind == ParamKind::kExpert ? spec.num_elements() * spec.parts / experts_ * top_k_
+                                             : spec.num_elements();
   }
   return total;
 }

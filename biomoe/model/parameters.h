@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "biomoe/core/tensor_view.h"
+#include "biomoe/dist/mesh.h"
 #include "biomoe/model/model_config.h"
 
 namespace biomoe {
@@ -24,24 +25,47 @@ enum class ParamKind : uint8_t { kEmbedding, kNorm, kAttention, kRouter, kExpert
 //   model.layers.L.mlp.experts.down_proj                   [E, D, F]
 //   model.norm.weight                                      [D]
 //   lm_head.weight                                         [V, D]       absent when tie_word_embeddings
+// Of the experts' two a rank holds E / ep experts: `parts` is ep, and `first` the expert that comes first
+// here.
 struct ParamSpec {
   std::string name;
-  Shape shape;
+  Shape shape;  // of what this rank holds
   ParamKind kind;
-  int64_t layer;   // -1 outside the layers
-  int64_t offset;  // elements from the start of each flat arena (weights, gradients, moments)
+  int64_t layer;      // -1 outside the layers
+  int64_t offset;     // elements from the start of each flat arena (weights, gradients)
+  int64_t first = 0;  // row of the whole parameter that row 0 here is
+  int64_t parts = 1;  // ranks that the whole is split over
   int64_t num_elements() const { return shape.num_elements(); }
+  Shape whole_shape() const;
+  // Elements of the whole parameter before those of this rank.
+  int64_t first_element() const { return shape.rank() == 0 ? 0 : first * (num_elements() / shape[0]); }
+};
+
+// A part of the flat arenas that a group of ranks holds in as many copies: dense parameters all ranks,
+// experts those of dp. Each owns an equal part of it: it sums the gradients there, keeps the optimiser's
+// state and makes the update (ZeRO-1).
+struct ArenaRegion {
+  int64_t begin = 0;
+  int64_t count = 0;  // divides by copies
+  int64_t copy = 0;   // number of this rank in the group
+  int64_t copies = 1;
+  bool experts = false;
+  int64_t owned_count() const { return count / copies; }
+  int64_t owned_begin() const { return begin + copy * owned_count(); }
 };
 
 class ParameterList {
  public:
-  explicit ParameterList(const ModelConfig& config);
+  explicit ParameterList(const ModelConfig& config, const MeshPlace& place = {});
 
   const std::vector<ParamSpec>& specs() const { return specs_; }
   int64_t arena_elements() const { return arena_elements_; }  // with alignment gaps
-  int64_t num_parameters() const;                             // without them
+  int64_t num_parameters() const;                             // of the whole model, without them
   int64_t num_active_parameters() const;                      // a token's share: k of E experts
   const ParamSpec& find(std::string_view name) const;         // throws when there is none
+  // One region for a rank that is alone, else the dense one and the experts'.
+  const std::vector<ArenaRegion>& regions() const { return regions_; }
+  int64_t owned_elements() const;
   // The parameter at `spec` in a flat arena of any type.
   TensorView view(const TensorView& arena_A, const ParamSpec& spec) const {
     return TensorView(
@@ -50,7 +74,10 @@ class ParameterList {
   }
 
  private:
+  int64_t lay_out(bool experts, int64_t copies);
+
   std::vector<ParamSpec> specs_;
+  std::vector<ArenaRegion> regions_;
   int64_t arena_elements_ = 0;
   int64_t experts_ = 1;
   int64_t top_k_ = 1;

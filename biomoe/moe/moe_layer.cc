@@ -1,8 +1,8 @@
 #include "biomoe/moe/moe_layer.h"
 
+#include "biomoe/moe/dispatcher.h"
 #include "biomoe/moe/sequential.h"
 #include "biomoe/ops/device.h"
-#include "biomoe/ops/dispatch.h"
 #include "biomoe/ops/gemm.h"
 #include "biomoe/ops/router.h"
 
@@ -48,24 +48,16 @@ ExpertRows expert_rows(Context& ctx, ExpertFfnMode mode, const MoeSaved& saved,
   return rows;
 }
 
-// [T, k] read as [T*k].
-TensorView flat(const TensorView& view) {
-  return TensorView(view.data, view.dtype, Shape{view.num_elements()});
-}
-
 }  // namespace
 
 MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens) {
-  const int64_t slots = tokens * shape.top_k, rows = shape.rows(tokens);
+  const int64_t rows = shape.rows(tokens);
   MoeSaved saved;
   saved.probs_TE = allocator.tensor(DType::kF32, {tokens, shape.experts});
   saved.experts_Tk = allocator.tensor(DType::kI32, {tokens, shape.top_k});
   saved.weights_Tk = allocator.tensor(DType::kF32, {tokens, shape.top_k});
   saved.router_lse_T = allocator.tensor(DType::kF32, {tokens});
-  saved.offsets_E1 = allocator.tensor(DType::kI64, {shape.experts + 1});
-  saved.rows_E = allocator.tensor(DType::kI32, {shape.experts});
-  saved.row_of_slot_N = allocator.tensor(DType::kI32, {slots});
-  saved.slot_of_row_R = allocator.tensor(DType::kI32, {rows});
+  allocate_dispatch_saved(allocator, shape, tokens, saved);
   saved.row_weights_R = allocator.tensor(DType::kF32, {rows});
   saved.gate_up_R2F = allocator.tensor(shape.type, {rows, 2 * shape.expert_width});
   saved.act_RF = allocator.tensor(shape.type, {rows, shape.expert_width});
@@ -77,6 +69,7 @@ MoeWorkspace allocate_moe_workspace(TensorAllocator& allocator, const MoeShape& 
   const int64_t rows = shape.rows(tokens);
   MoeWorkspace workspace;
   workspace.logits_TE = allocator.tensor(DType::kF32, {tokens, shape.experts});
+  allocate_dispatch_workspace(allocator, shape, tokens, workspace);
   workspace.x_RD = allocator.tensor(shape.type, {rows, shape.width});
   workspace.y_RD = allocator.tensor(shape.type, {rows, shape.width});
   if (training) {
@@ -106,46 +99,23 @@ void moe_forward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const 
                  TensorView x_TD, const MoeSaved& saved, const MoeWorkspace& workspace,
                  const LayerRoutingStats& stats, TensorView y_TD) {
   moe_route(ctx, weights, x_TD, saved, workspace, stats);
-  dispatch_plan(ctx, {.experts_Tk = saved.experts_Tk,
-                      .offsets_E1 = saved.offsets_E1,
-                      .rows_E = saved.rows_E,
-                      .row_of_slot_N = saved.row_of_slot_N,
-                      .slot_of_row_R = saved.slot_of_row_R,
-                      .row_alignment = shape.row_alignment});
-  permute(ctx, {.x_TD = x_TD,
-                .slot_of_row_R = saved.slot_of_row_R,
-                .y_RD = workspace.x_RD,
-                .values_N = flat(saved.weights_Tk),
-                .y_values_R = saved.row_weights_R,
-                .top_k = shape.top_k});
+  Dispatcher dispatcher(ctx, shape, saved, workspace);
+  dispatcher.plan();
+  dispatcher.to_experts(x_TD, workspace.x_RD, saved.weights_Tk, saved.row_weights_R);
   expert_layers(ctx, mode, shape, weights, {})
       .forward(ctx, expert_rows(ctx, mode, saved, workspace), workspace.x_RD, saved.row_weights_R,
                expert_memory(saved, workspace), workspace.y_RD);
-  unpermute(ctx, {.y_RD = workspace.y_RD,
-                  .row_of_slot_N = saved.row_of_slot_N,
-                  .x_TD = y_TD,
-                  .y_values_R = {},
-                  .values_N = {},
-                  .top_k = shape.top_k});
+  dispatcher.to_tokens(workspace.y_RD, y_TD);
 }
 
 void moe_backward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const MoeWeights& weights,
                   const MoeWeights& gradients, const MoeSaved& saved, const MoeWorkspace& workspace,
                   const MoeBackward& args) {
+  Dispatcher dispatcher(ctx, shape, saved, workspace);
   // The permuted input is cheaper to gather again than to keep for every layer.
-  permute(ctx, {.x_TD = args.x_TD,
-                .slot_of_row_R = saved.slot_of_row_R,
-                .y_RD = workspace.x_RD,
-                .values_N = {},
-                .y_values_R = {},
-                .top_k = shape.top_k});
+  dispatcher.to_experts(args.x_TD, workspace.x_RD);
   // The combine is a plain sum, so its gradient is a permutation of dy.
-  permute(ctx, {.x_TD = args.dy_TD,
-                .slot_of_row_R = saved.slot_of_row_R,
-                .y_RD = workspace.y_RD,
-                .values_N = {},
-                .y_values_R = {},
-                .top_k = shape.top_k});
+  dispatcher.to_experts(args.dy_TD, workspace.y_RD);
   expert_layers(ctx, mode, shape, weights, gradients)
       .backward(ctx, expert_rows(ctx, mode, saved, workspace), expert_memory(saved, workspace),
                 {.x_RI = workspace.x_RD,
@@ -154,12 +124,7 @@ void moe_backward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const
                  .scales_R = saved.row_weights_R,
                  .dscales_R = workspace.dprobs_R,
                  .accumulate = args.accumulate});
-  unpermute(ctx, {.y_RD = workspace.x_RD,
-                  .row_of_slot_N = saved.row_of_slot_N,
-                  .x_TD = args.dx_TD,
-                  .y_values_R = workspace.dprobs_R,
-                  .values_N = flat(workspace.dweights_Tk),
-                  .top_k = shape.top_k});
+  dispatcher.to_tokens(workspace.x_RD, args.dx_TD, workspace.dprobs_R, workspace.dweights_Tk);
   router_backward(ctx, {.probs_TE = saved.probs_TE,
                         .experts_Tk = saved.experts_Tk,
                         .weights_Tk = saved.weights_Tk,

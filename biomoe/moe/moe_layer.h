@@ -7,6 +7,7 @@
 
 #include "biomoe/core/arena.h"
 #include "biomoe/core/context.h"
+#include "biomoe/dist/comm.h"
 #include "biomoe/moe/operand_quantizer.h"
 #include "biomoe/moe/routing_stats.h"
 #include "biomoe/ops/dispatch.h"
@@ -19,6 +20,13 @@ enum class ExpertFfnMode : uint8_t { kLoop, kGroupedLinear, kFusedGroupedMlp };
 inline constexpr std::array<std::string_view, 3> kExpertFfnModeNames{"loop", "grouped_linear",
                                                                      "fused_grouped_mlp"};
 
+// How the experts are split over ranks.
+struct ExpertSplit {
+  int64_t ranks = 1;
+  int64_t max_tokens = 0;  // of any of these ranks in a batch; for ranks > 1
+  Comm* comm = nullptr;    // these ranks; needed to run, not to plan
+};
+
 struct MoeShape {
   int64_t width = 0;               // D
   int64_t expert_width = 0;        // F
@@ -27,7 +35,14 @@ struct MoeShape {
   DType type = DType::kF32;        // of activations
   int64_t row_alignment = 1;       // see DispatchPlanArgs
   int64_t gate_up_interleave = 0;  // see ops/scaled_swiglu.h
-  int64_t rows(int64_t tokens) const { return row_capacity(tokens * top_k, experts, row_alignment); }  // R
+  ExpertSplit split{};
+  int64_t held_experts() const { return experts / split.ranks; }  // e
+  // R: room for the rows of this rank's experts, whatever the routing. A token goes to an expert once.
+  int64_t rows(int64_t tokens) const {
+    if (split.ranks == 1) return row_capacity(tokens * top_k, experts, row_alignment);
+    const int64_t of_a_token = top_k < held_experts() ? top_k : held_experts();
+    return row_capacity(split.ranks * split.max_tokens * of_a_token, held_experts(), row_alignment);
+  }
 };
 
 // The layer's parameters and how products quantise their operands, or their gradients (same shapes).
@@ -39,16 +54,33 @@ struct MoeWeights {
   OperandQuantizer gate_up_quantizer{}, down_quantizer{};  // of the weights, not of their gradients
 };
 
+// Where the rows of a batch go and come from when experts are split over ranks; absent where they are not.
+struct DispatchSegments {
+  TensorView send_E3;     // i64, as RowSegment: to each expert of all, in order
+  TensorView receive_E3;  // i64: from each rank for each expert held here, rank by rank
+};
+
+// On the way to and from other ranks; absent where experts are not split.
+struct DispatchWorkspace {
+  TensorView rows_ND;     // in the order of all experts
+  TensorView values_N;    // f32
+  TensorView offsets_E1;  // i64, of all experts
+  TensorView rows_E;      // i32
+  TensorView counts_2E;   // i64: rows sent to each expert; rows received from each rank for each expert here
+  TensorView by_rank_P3;  // i64, as RowSegment: one row from and to each rank
+};
+
 // What forward leaves for backward, for T tokens, N = T*k slots and R rows.
 struct MoeSaved {
   TensorView probs_TE;    // router softmax
   TensorView experts_Tk;  // i32
   TensorView weights_Tk;  // renormalised routing weights
   TensorView router_lse_T;
-  TensorView offsets_E1;     // i64, first row of each expert
+  TensorView offsets_E1;     // i64, first row of each expert held here
   TensorView rows_E;         // i32
-  TensorView row_of_slot_N;  // i32
-  TensorView slot_of_row_R;  // i32
+  TensorView row_of_slot_N;  // i32; where experts are split, rows here are those that this rank sends
+  TensorView slot_of_row_R;  // i32; likewise
+  DispatchSegments segments;
   TensorView row_weights_R;  // routing weights in row order
   TensorView gate_up_R2F;    // overwritten by backward
   TensorView act_RF;         // silu(gate) * up * weight
@@ -57,7 +89,8 @@ MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, i
 
 // Memory shared by all layers, free between calls.
 struct MoeWorkspace {
-  TensorView logits_TE;        // f32 router logits
+  TensorView logits_TE;  // f32 router logits
+  DispatchWorkspace dispatch;
   TensorView x_RD;             // rows in expert order
   TensorView y_RD;             // rows out of, or gradients into, the experts
   TensorView dact_RF;          // backward only

@@ -1,5 +1,6 @@
 #include "biomoe/optim/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "biomoe/ops/device.h"
@@ -20,7 +21,7 @@ size_t master_element_bytes(const OptimizerOptions& options) {
 }  // namespace
 
 OptimizerMemory Optimizer::plan_memory(const ParameterList& parameters, const OptimizerOptions& options) {
-  const auto elements = static_cast<size_t>(parameters.arena_elements());
+  const auto elements = static_cast<size_t>(parameters.owned_elements());
   OptimizerMemory memory;
   memory.moments = 2 * align_up(elements * dtype_size(state_type(options)));
   memory.masters = align_up(elements * master_element_bytes(options));
@@ -38,7 +39,7 @@ Optimizer::Exchange Optimizer::lay_out_exchange(TensorAllocator& allocator, size
 
 Optimizer::Optimizer(const ParameterList& parameters, const AdamwConfig& config,
                      const OptimizerOptions& options)
-    : parameters_(parameters), config_(config) {
+    : parameters_(parameters), config_(config), world_(options.world) {
   config_.validate();
   if (options.device == Device::kCpu && options.states != OptimizerStates::kFp32) {
     throw user_error("optimizer_states=bf16 needs device=cuda: on the CPU all states are fp32");
@@ -46,18 +47,29 @@ Optimizer::Optimizer(const ParameterList& parameters, const AdamwConfig& config,
   const OptimizerMemory memory = plan_memory(parameters, options);
   arena_ = Arena(memory.masters + memory.moments, "optimiser state", device_memory(options.device));
   mirror_ = MirroredArena(options.device, memory.exchange, "the update's numbers");
-  exp_avg_A_ = arena_.tensor(state_type(options), {parameters.arena_elements()});
-  exp_avg_sq_A_ = arena_.tensor(state_type(options), {parameters.arena_elements()});
+  exp_avg_A_ = arena_.tensor(state_type(options), {parameters.owned_elements()});
+  exp_avg_sq_A_ = arena_.tensor(state_type(options), {parameters.owned_elements()});
   if (memory.masters > 0) {
     TensorView& masters = options.store_param_remainders ? remainder_A_ : master_A_;
     masters = arena_.tensor(options.store_param_remainders ? DType::kU16 : DType::kF32,
-                            {parameters.arena_elements()});
+                            {parameters.owned_elements()});
   }
   exchange_ = lay_out_exchange(mirror_, parameters.specs().size());
-  for (const auto& spec : parameters.specs()) {
-    segments_.push_back(
-        {spec.offset, spec.num_elements(), spec.kind != ParamKind::kNorm || config.decay_norms});
+  for (const ArenaRegion& region : parameters.regions()) add_shard(region);
+}
+
+void Optimizer::add_shard(const ArenaRegion& region) {
+  Shard shard{.begin = region.owned_begin(), .count = region.owned_count()};
+  shard.first_sum = static_cast<int64_t>(summed_.size());
+  if (!shards_.empty()) shard.state = shards_.back().state + shards_.back().count;
+  for (const auto& spec : parameters_.specs()) {
+    if (spec.offset < region.begin || spec.offset >= region.begin + region.count) continue;
+    const int64_t begin = std::clamp<int64_t>(spec.offset - shard.begin, 0, shard.count);
+    const int64_t end = std::clamp<int64_t>(spec.offset + spec.num_elements() - shard.begin, 0, shard.count);
+    shard.segments.push_back({begin, end - begin, spec.kind != ParamKind::kNorm || config_.decay_norms});
+    summed_.push_back(&spec);
   }
+  shards_.push_back(std::move(shard));
 }
 
 void Optimizer::start_step(Context& ctx, double lr) {
@@ -69,10 +81,17 @@ void Optimizer::start_step(Context& ctx, double lr) {
   mirror_.push(ctx);
 }
 
+// Sums of squares that products made hold only where no other rank adds to the gradients.
 void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3,
                      std::span<const TensorView> squares) {
-  sum_squares(ctx,
-              {.x_A = gradients_A, .segments = segments_, .sums_S = exchange_.sums_S, .partials = squares});
+  for (const Shard& shard : shards_) {
+    sum_squares(
+        ctx, {.x_A = gradients_A.rows(shard.begin, shard.count),
+              .segments = shard.segments,
+              .sums_S = exchange_.sums_S.rows(shard.first_sum, static_cast<int64_t>(shard.segments.size())),
+              .partials = world_ ? std::span<const TensorView>() : squares});
+  }
+  if (world_) world_->all_reduce(ctx, exchange_.sums_S, ReduceOp::kSum, "the gradient norm");
   clip_factor(ctx, {.sums_S = exchange_.sums_S,
                     .loss_sums_3 = loss_sums_3,
                     .max_norm = max_norm,
@@ -82,18 +101,23 @@ void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, Tens
 }
 
 void Optimizer::update(Context& ctx, TensorView weights_A, TensorView gradients_A) {
-  adamw(ctx, {.weights_A = weights_A,
-              .master_A = master_A_,
-              .remainder_A = remainder_A_,
-              .grad_A = gradients_A,
-              .exp_avg_A = exp_avg_A_,
-              .exp_avg_sq_A = exp_avg_sq_A_,
-              .segments = segments_,
-              .beta1 = config_.betas[0],
-              .beta2 = config_.betas[1],
-              .eps = config_.eps,
-              .weight_decay = config_.weight_decay,
-              .update_5 = exchange_.update_5});
+  for (const Shard& shard : shards_) {
+    const auto state = [&](const TensorView& state_A) {
+      return state_A ? state_A.rows(shard.state, shard.count) : TensorView();
+    };
+    adamw(ctx, {.weights_A = weights_A.rows(shard.begin, shard.count),
+                .master_A = state(master_A_),
+                .remainder_A = state(remainder_A_),
+                .grad_A = gradients_A.rows(shard.begin, shard.count),
+                .exp_avg_A = state(exp_avg_A_),
+                .exp_avg_sq_A = state(exp_avg_sq_A_),
+                .segments = shard.segments,
+                .beta1 = config_.betas[0],
+                .beta2 = config_.betas[1],
+                .eps = config_.eps,
+                .weight_decay = config_.weight_decay,
+                .update_5 = exchange_.update_5});
+  }
 }
 
 void Optimizer::finish_step(Context& ctx) {
@@ -110,8 +134,8 @@ bool Optimizer::update_made() const {
 
 std::string Optimizer::first_nonfinite() const {
   const double* sums = mirror_.host(exchange_.sums_S).f64();
-  for (size_t i = 0; i < segments_.size(); ++i) {
-    if (!std::isfinite(sums[i])) return parameters_.specs()[i].name;
+  for (size_t i = 0; i < summed_.size(); ++i) {
+    if (!std::isfinite(sums[i])) return summed_[i]->name;
   }
   return "";
 }

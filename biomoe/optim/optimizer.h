@@ -1,4 +1,5 @@
-// AdamW over the model's flat arenas, with global-norm clipping and the finite check before it.
+// AdamW over the model's flat arenas, in the regions that this rank owns (see ArenaRegion), with global-norm
+// clipping and the finite check before it.
 #pragma once
 
 #include <span>
@@ -19,6 +20,7 @@ struct OptimizerOptions {
   Device device = Device::kCpu;
   OptimizerStates states = OptimizerStates::kFp32;
   bool store_param_remainders = false;  // masters as bf16 weights and the 16 bits missing from them
+  Comm* world = nullptr;  // all ranks, where there are several: the gradient norm is of all of them
 };
 
 // What the optimiser keeps. The weights themselves are the master where they are fp32 (the CPU), or
@@ -33,6 +35,7 @@ struct OptimizerMemory {
 
 class Optimizer {
  public:
+  // State is kept for what the rank owns: owned_elements() of it, region after region.
   // Reserves state on the device: moments of zero, and masters or remainders where weights are bf16 and
   // states fp32 (to be filled by the caller). Throws user_error for a value out of range.
   Optimizer(const ParameterList& parameters, const AdamwConfig& config, const OptimizerOptions& options = {});
@@ -65,10 +68,21 @@ class Optimizer {
     TensorView sums_S, norm_1, update_5;
   };
   static Exchange lay_out_exchange(TensorAllocator& allocator, size_t segments);
+  // What this rank owns of a region: segments are relative to `begin`, one a parameter of the region, empty
+  // where another rank owns all of it.
+  struct Shard {
+    int64_t begin = 0, count = 0;  // of the flat arenas
+    int64_t state = 0;             // first element in the arenas of state
+    int64_t first_sum = 0;         // of sums_S
+    std::vector<ArenaSegment> segments{};
+  };
+  void add_shard(const ArenaRegion& region);
 
   const ParameterList& parameters_;
   AdamwConfig config_;
-  std::vector<ArenaSegment> segments_;  // one a parameter
+  std::vector<Shard> shards_;
+  std::vector<const ParamSpec*> summed_;  // parameter of each of sums_S
+  Comm* world_;
   Arena arena_;
   MirroredArena mirror_;
   TensorView master_A_, remainder_A_, exp_avg_A_, exp_avg_sq_A_;

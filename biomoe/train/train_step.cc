@@ -1,12 +1,18 @@
 #include "biomoe/train/train_step.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+
+#include "biomoe/optim/replicas.h"
 
 namespace biomoe {
 
-StepRunner::StepRunner(Model& model, Optimizer& optimizer, bool record)
-    : model_(model), optimizer_(optimizer), record_(record && RecordedStep::supported(model.context())) {}
+StepRunner::StepRunner(Model& model, Optimizer& optimizer, bool record, const Mesh* mesh)
+    : model_(model),
+      optimizer_(optimizer),
+      record_(record && RecordedStep::supported(model.context())),
+      mesh_(mesh && !mesh->alone() ? mesh : nullptr) {}
 
 void StepRunner::submit(std::span<const Batch> micro_batches, const StepSettings& settings) {
   micro_batches_ = micro_batches;
@@ -23,6 +29,14 @@ void StepRunner::submit(std::span<const Batch> micro_batches, const StepSettings
     sizes_.push_back(batch.cu_seqlens_B1.shape[0]);
     target_weight += micro_batches[i].target_weight;
     result_.tokens += batch.num_tokens();
+  }
+  if (mesh_) {
+    std::array<double, 2> sums{target_weight, static_cast<double>(result_.tokens)};
+    Context host;
+    mesh_->world().all_reduce(host, TensorView(sums.data(), DType::kF64, Shape{2}), ReduceOp::kSum,
+                              "the size of the global batch");
+    target_weight = sums[0];
+    result_.tokens = static_cast<int64_t>(sums[1]);
   }
   grad_scale_ = target_weight > 0 ? 1.0 / target_weight : 0.0;
   model_.start_step(grad_scale_);
@@ -54,23 +68,36 @@ void StepRunner::submit(std::span<const Batch> micro_batches, const StepSettings
 
 void StepRunner::enqueue(std::span<const DeviceBatch* const> batches, double max_grad_norm) {
   const ModelConfig& config = model_.config();
-  Context& ctx = model_.context();
   model_.reset_sums();
   const bool count_ahead =
       batches.size() > 1 && (config.router_aux_loss_coef > 0 || config.router_z_loss_coef > 0);
   if (count_ahead) {
     for (const DeviceBatch* batch : batches) model_.count_routing(*batch);
   }
+  // The routing of the whole global batch is known before the first backward, or nothing there depends on it.
+  const bool counted_late = !count_ahead && batches.size() > 1;
+  if (mesh_ && count_ahead) model_.share_routing(mesh_->world());
   bool accumulate = false;
   for (const DeviceBatch* batch : batches) {
     model_.forward(*batch, !count_ahead);
     model_.loss(*batch, true, accumulate);
+    if (mesh_ && !count_ahead && !counted_late) model_.share_routing(mesh_->world());
     model_.backward(*batch, config.router_aux_loss_coef, config.router_z_loss_coef, accumulate);
     accumulate = true;
   }
+  if (mesh_ && counted_late) model_.share_routing(mesh_->world());
+  if (mesh_) model_.share_losses(mesh_->world());
   model_.finish_step(config.router_aux_loss_coef);
+  update(max_grad_norm);
+}
+
+void StepRunner::update(double max_grad_norm) {
+  Context& ctx = model_.context();
+  const ParameterList& parameters = model_.parameters();
+  if (mesh_) reduce_gradients(ctx, parameters, *mesh_, model_.gradients_A());
   optimizer_.clip(ctx, model_.gradients_A(), max_grad_norm, model_.loss_sums_3(), model_.gradient_squares());
   optimizer_.update(ctx, model_.weights_A(), model_.gradients_A());
+  if (mesh_) gather_weights(ctx, parameters, *mesh_, model_.weights_A());
   optimizer_.finish_step(ctx);
 }
 
@@ -95,11 +122,7 @@ StepResult StepRunner::finish_sync() {
 void StepRunner::throw_nonfinite(const StepSums& sums) {
   optimizer_.set_steps(optimizer_.steps() - 1);
   if (!std::isfinite(sums.loss.weighted_nll) || !std::isfinite(sums.loss.nll)) {
-    std::string place;
-    for (size_t i = 0; i < micro_batches_.size() && place.empty(); ++i) {
-      model_.forward(model_.upload(micro_batches_[i], static_cast<int64_t>(i)), false);
-      place = model_.first_nonfinite_sync();
-    }
+    const std::string place = nonfinite_place();
     throw failure("step {}: the loss is not finite; the first value that is not is in {}. No update was made",
                   settings_.step, place.empty() ? "the head" : place);
   }
@@ -108,9 +131,23 @@ void StepRunner::throw_nonfinite(const StepSums& sums) {
                 parameter.empty() ? "the global norm" : parameter);
 }
 
+// All ranks run all of their micro-batches, for the sake of the experts' rows of others.
+std::string StepRunner::nonfinite_place() {
+  std::string place;
+  for (size_t i = 0; i < micro_batches_.size() && (mesh_ || place.empty()); ++i) {
+    model_.forward(model_.upload(micro_batches_[i], static_cast<int64_t>(i)), false);
+    if (place.empty()) place = model_.first_nonfinite_sync();
+  }
+  if (!mesh_) return place;
+  for (const std::string& found : all_gather_text(mesh_->world(), place, "the place that is not finite")) {
+    if (!found.empty()) return found;
+  }
+  return "";
+}
+
 StepResult train_step(Model& model, Optimizer& optimizer, std::span<const Batch> micro_batches,
-                      const StepSettings& settings) {
-  StepRunner runner(model, optimizer, false);
+                      const StepSettings& settings, const Mesh* mesh) {
+  StepRunner runner(model, optimizer, false, mesh);
   runner.submit(micro_batches, settings);
   return runner.finish_sync();
 }
@@ -121,7 +158,7 @@ double step_flops(const ModelConfig& config, const ParameterList& parameters, co
     const bool look_up = spec.kind == ParamKind::kEmbedding && !config.tie_word_embeddings;
     if (look_up || spec.kind == ParamKind::kNorm) continue;
     matmul += spec.kind == ParamKind::kExpert
-                  ? spec.num_elements() / config.num_local_experts * config.num_experts_per_tok
+                  ? spec.num_elements() * spec.parts / config.num_local_experts * config.num_experts_per_tok
                   : spec.num_elements();
   }
   double pairs = 0;

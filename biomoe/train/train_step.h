@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "biomoe/data/batch.h"
+#include "biomoe/dist/mesh.h"
 #include "biomoe/model/model.h"
 #include "biomoe/ops/device.h"
 #include "biomoe/optim/optimizer.h"
@@ -39,7 +40,9 @@ class StepRunner {
  public:
   // record: where the device can, a step is recorded the second time that its sizes are met, and replayed
   // from then on.
-  StepRunner(Model& model, Optimizer& optimizer, bool record);
+  // `mesh`, where there is one: every rank makes the same calls with micro-batches of its own, as many as the
+  // others; the global batch is all of them, and the result is the same on all ranks. It must outlive this.
+  StepRunner(Model& model, Optimizer& optimizer, bool record, const Mesh* mesh = nullptr);
 
   // Gives the step to the device and does not wait for it (on the CPU: runs it). The batches may be changed
   // on return; on the CPU, and for the message of a step that fails, they are read until finish_sync returns.
@@ -51,11 +54,14 @@ class StepRunner {
 
  private:
   void enqueue(std::span<const DeviceBatch* const> batches, double max_grad_norm);
+  void update(double max_grad_norm);
+  std::string nonfinite_place();
   [[noreturn]] void throw_nonfinite(const StepSums& sums);
 
   Model& model_;
   Optimizer& optimizer_;
   bool record_ = false;
+  const Mesh* mesh_ = nullptr;  // null for a rank that is alone
   std::map<std::vector<int64_t>, std::optional<RecordedStep>>
       recordings_;  // by the sizes of the micro-batches
   std::vector<const DeviceBatch*> uploaded_;
@@ -68,7 +74,7 @@ class StepRunner {
 
 // submit and finish_sync of one step that is not recorded.
 StepResult train_step(Model& model, Optimizer& optimizer, std::span<const Batch> micro_batches,
-                      const StepSettings& settings);
+                      const StepSettings& settings, const Mesh* mesh = nullptr);
 
 // Floating-point operations of one training step on this batch: 6 per active matmul parameter and token, plus
 // causal attention (forward 4 K per head and visible pair, backward twice that).

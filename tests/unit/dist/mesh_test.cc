@@ -20,8 +20,9 @@ TEST(Mesh, RanksCountEpFastest) {
     EXPECT_EQ(mesh.ep().rank(), rank % 2);
     EXPECT_EQ(mesh.dp().size(), 3);
     EXPECT_EQ(mesh.dp().rank(), rank / 2);
-    EXPECT_EQ(mesh.expert_part().index, rank % 2);
-    EXPECT_EQ(mesh.expert_part().count, 2);
+    EXPECT_EQ(mesh.place().ep_rank, rank % 2);
+    EXPECT_EQ(mesh.place().dp_rank, rank / 2);
+    EXPECT_EQ(mesh.place().rank(), rank);
   });
 }
 

@@ -1,0 +1,32 @@
+#include "biomoe/optim/replicas.h"
+
+namespace biomoe {
+namespace {
+
+Comm& ranks_of(const Mesh& mesh, const ArenaRegion& region) {
+  return region.experts ? mesh.dp() : mesh.world();
+}
+
+}  // namespace
+
+void reduce_gradients(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
+                      const TensorView& gradients_A) {
+  for (const ArenaRegion& region : parameters.regions()) {
+    ranks_of(mesh, region)
+        .reduce_scatter(ctx, gradients_A.rows(region.begin, region.count),
+                        gradients_A.rows(region.owned_begin(), region.owned_count()), ReduceOp::kSum,
+                        region.experts ? "the experts' gradients" : "the gradients");
+  }
+}
+
+void gather_weights(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
+                    const TensorView& weights_A) {
+  for (const ArenaRegion& region : parameters.regions()) {
+    ranks_of(mesh, region)
+        .all_gather(ctx, weights_A.rows(region.owned_begin(), region.owned_count()),
+                    weights_A.rows(region.begin, region.count),
+                    region.experts ? "the experts' weights" : "the weights");
+  }
+}
+
+}  // namespace biomoe
