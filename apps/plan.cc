@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "apps/commands.h"
@@ -12,7 +13,14 @@
 namespace biomoe::apps {
 namespace {
 
-void print_plan(const nlohmann::json& plan, const RunMemory& memory, const std::string& missing_data) {
+// Memory of cards in use (A100 and H100; H200; B200), in 10^9 bytes.
+constexpr uint64_t kCards[] = {80, 141, 192};
+
+void print_plan(const nlohmann::ordered_json& plan, const RunMemory& memory,
+                const std::string& missing_data) {
+  const auto& mesh = plan["mesh"];
+  const auto dp = mesh["dp"].get<int64_t>(), ep = mesh["ep"].get<int64_t>();
+  if (dp * ep > 1) fmt::print("{} ranks (dp {} x ep {}); the bytes are of one rank\n", dp * ep, dp, ep);
   fmt::print("{} parameters, {} active a token, {} tokens a micro-batch, {} micro-batches a step\n",
              plan["parameters"].get<int64_t>(), plan["active_parameters"].get<int64_t>(),
              plan["tokens_per_micro_batch"].get<int64_t>(), plan["micro_batches"].get<int64_t>());
@@ -21,8 +29,10 @@ void print_plan(const nlohmann::json& plan, const RunMemory& memory, const std::
              memory.gpu_rows.empty() ? "" : " on the host");
   for (const MemoryRow& row : memory.gpu_rows) fmt::print("{:<24} {:>16} bytes\n", row.name, row.bytes);
   if (!memory.gpu_rows.empty()) fmt::print("{:<24} {:>16} bytes on the GPU\n", "total", memory.gpu_total());
+  for (const auto& [card, line] : plan["cards"].items())
+    fmt::print("{:<24} {}\n", card + " card", line["text"].get<std::string>());
   if (!missing_data.empty()) fmt::print("without the sequences: {}\n", missing_data);
-  const nlohmann::json& time = plan["step_time"];
+  const auto& time = plan["step_time"];
   fmt::print("step time: at least {:.3g} s: {:.3g} FLOPs at {:.1f} GFLOP/s of {}\n",
              time["seconds"].get<double>(), time["flops"].get<double>(),
              time["gemm_flops_per_second"].get<double>() * 1e-9, time["basis"].get<std::string>());
@@ -42,6 +52,9 @@ void run(const ConfigOptions& options, const std::string& json_path) {
   resolve_model(
       config, dataset ? dataset->vocabulary
                       : Vocabulary::open(config.dataset.tokenizer_name_or_path, config.dataset.soft_masked));
+  ParallelismConfig& mesh = config.parallelism;
+  mesh.dp_size = std::max<int64_t>(1, mesh.dp_size);
+  resolve_mesh(mesh.dp_size, mesh.ep_size, mesh.dp_size * mesh.ep_size, config.model.num_local_experts);
   const RunMemory memory = plan_run_memory(config, dataset ? &*dataset : nullptr);
   const ParameterList parameters(config.model);
   const StepTime time = estimate_step_time(config);
@@ -49,23 +62,31 @@ void run(const ConfigOptions& options, const std::string& json_path) {
   for (const MemoryRow& row : memory.rows) rows[row.name] = row.bytes;
   nlohmann::json gpu_rows = nlohmann::json::object();
   for (const MemoryRow& row : memory.gpu_rows) gpu_rows[row.name] = row.bytes;
-  const nlohmann::json plan = {{"version", kVersion},
-                               {"device", memory.gpu_rows.empty() ? "cpu" : "cuda"},
-                               {"parameters", parameters.num_parameters()},
-                               {"active_parameters", parameters.num_active_parameters()},
-                               {"tokens_per_micro_batch", config.dataset.token_micro_batch_size},
-                               {"micro_batches", config.grad_acc_steps},
-                               {"sequences_counted", dataset.has_value()},
-                               {"bytes", rows},
-                               {"total_bytes", memory.total()},
-                               {"gpu_bytes", gpu_rows},
-                               {"gpu_total_bytes", memory.gpu_total()},
-                               {"step_time",
-                                {{"seconds", time.seconds()},
-                                 {"flops", time.flops},
-                                 {"gemm_flops_per_second", time.flops_per_second},
-                                 {"threads", time.num_threads},
-                                 {"basis", time.basis}}}};
+  nlohmann::ordered_json cards = nlohmann::ordered_json::object();
+  for (const uint64_t gb : kCards) {
+    if (memory.gpu_rows.empty()) break;
+    const FitLine line = fit_line(memory.gpu_rows, gb * 1'000'000'000);
+    cards[fmt::format("{} GB", gb)] = {{"fits", line.fits}, {"text", line.text}};
+  }
+  const nlohmann::ordered_json plan = {{"version", kVersion},
+                                       {"device", memory.gpu_rows.empty() ? "cpu" : "cuda"},
+                                       {"mesh", {{"dp", mesh.dp_size}, {"ep", mesh.ep_size}}},
+                                       {"cards", cards},
+                                       {"parameters", parameters.num_parameters()},
+                                       {"active_parameters", parameters.num_active_parameters()},
+                                       {"tokens_per_micro_batch", config.dataset.token_micro_batch_size},
+                                       {"micro_batches", config.grad_acc_steps},
+                                       {"sequences_counted", dataset.has_value()},
+                                       {"bytes", rows},
+                                       {"total_bytes", memory.total()},
+                                       {"gpu_bytes", gpu_rows},
+                                       {"gpu_total_bytes", memory.gpu_total()},
+                                       {"step_time",
+                                        {{"seconds", time.seconds()},
+                                         {"flops", time.flops},
+                                         {"gemm_flops_per_second", time.flops_per_second},
+                                         {"threads", time.num_threads},
+                                         {"basis", time.basis}}}};
   print_plan(plan, memory, missing_data);
   if (!json_path.empty()) replace_file(json_path, plan.dump(2) + "\n");
 }

@@ -1,23 +1,43 @@
 #include "apps/commands.h"
 #include "apps/config_options.h"
 #include "biomoe/core/clock.h"
+#include "biomoe/train/ranks.h"
 #include "biomoe/train/trainer.h"
 
 namespace biomoe::apps {
+namespace {
+
+void print_sanity(const SanityReport& report) {
+  for (const std::string& line : report.passed) fmt::print("  {}\n", line);
+  if (report.ok()) fmt::print("PASS\n");
+}
+
+void run(const ConfigOptions& options, double started) {
+  ResolvedConfig<RunConfig> config = options.load();
+  const auto ranks = std::make_shared<const Ranks>(start_ranks(config.value));
+  const bool first = ranks->first();
+  try {
+    Trainer trainer(std::move(config), started, ranks);
+    const TrainSummary summary = trainer.run();
+    if (first && summary.validation) {
+      fmt::print("validation: {} bases, {:.4f} nats/base, {:.4f} bits/base\n", summary.validation->bases,
+                 summary.validation->nats_per_base(), summary.validation->bits_per_base());
+    }
+    if (first && !summary.checkpoint.empty()) fmt::print("checkpoint: {}\n", summary.checkpoint);
+    if (!summary.sanity) return;
+    if (first) print_sanity(*summary.sanity);
+    if (!summary.sanity->ok()) throw failure("FAIL: {}", summary.sanity->failed.front());
+  } catch (const Error& error) {
+    throw error_of_rank(ranks->mesh.world(), error);
+  }
+}
+
+}  // namespace
 
 void add_train(CLI::App& app) {
   CLI::App* command = app.add_subcommand("train", "train a model, or continue a run");
   auto options = add_config_options(*command);
-  command->callback([options] {
-    const double started = now_seconds();
-    Trainer trainer(options->load(), started);
-    const TrainSummary summary = trainer.run();
-    if (summary.validation) {
-      fmt::print("validation: {} bases, {:.4f} nats/base, {:.4f} bits/base\n", summary.validation->bases,
-                 summary.validation->nats_per_base(), summary.validation->bits_per_base());
-    }
-    if (!summary.checkpoint.empty()) fmt::print("checkpoint: {}\n", summary.checkpoint);
-  });
+  command->callback([options] { run(*options, now_seconds()); });
 }
 
 }  // namespace biomoe::apps

@@ -18,6 +18,10 @@ uint32_t crc32_update(uint32_t crc, const void* data, size_t bytes) {
   return static_cast<uint32_t>(::crc32_z(crc, static_cast<const Bytef*>(data), bytes));
 }
 
+uint32_t crc32_joined(uint32_t first, uint32_t second, uint64_t second_bytes) {
+  return static_cast<uint32_t>(::crc32_combine(first, second, static_cast<z_off_t>(second_bytes)));
+}
+
 FileDigest digest_file(const std::filesystem::path& path) {
   const Descriptor file = open_regular_file(path);
   std::vector<char> block(size_t{1} << 20);

@@ -19,6 +19,9 @@ struct FileDigest {
 // Appends `bytes` bytes to a running checksum; start with 0.
 uint32_t crc32_update(uint32_t crc, const void* data, size_t bytes);
 
+// The checksum of two stretches of bytes, one after the other, from those of each.
+uint32_t crc32_joined(uint32_t first, uint32_t second, uint64_t second_bytes);
+
 // Reads the file in blocks of 1 MiB. user_error when it is not a regular file or cannot be read.
 FileDigest digest_file(const std::filesystem::path& path);
 

@@ -161,11 +161,18 @@ TensorView SafetensorsFile::view(std::string_view tensor) const {
 }
 
 void SafetensorsFile::read(const SafetensorsEntry& entry, void* destination) const {
-  const auto source = bytes(entry);
+  read_part(entry, 0, entry.bytes, destination);
+}
+
+void SafetensorsFile::read_part(const SafetensorsEntry& entry, uint64_t begin, uint64_t count,
+                                void* destination) const {
+  BM_CHECK(begin <= entry.bytes && count <= entry.bytes - begin, "{}: bytes {} to {} of the {} of {}", name_,
+           begin, begin + count, entry.bytes, quote(entry.name));
+  const auto source = bytes(entry).subspan(begin, count);
   for (uint64_t done = 0; done < source.size(); done += kBlockBytes) {
-    const uint64_t count = std::min(kBlockBytes, source.size() - done);
-    std::memcpy(static_cast<uint8_t*>(destination) + done, source.data() + done, count);
-    forget_pages(entry.begin + done, count);
+    const uint64_t block = std::min(kBlockBytes, source.size() - done);
+    std::memcpy(static_cast<uint8_t*>(destination) + done, source.data() + done, block);
+    forget_pages(entry.begin + begin + done, block);
   }
 }
 

@@ -57,6 +57,8 @@ class SafetensorsFile {
 
   // Copies entry.bytes bytes. Pages are handed back to the system as they are read: memory stays bounded.
   void read(const SafetensorsEntry& entry, void* destination) const;
+  // The same for the bytes [begin, begin + bytes) of the entry.
+  void read_part(const SafetensorsEntry& entry, uint64_t begin, uint64_t bytes, void* destination) const;
   // Copies entry.num_elements() floats, converted from F32, BF16 or F16; user_error for other types.
   void read_f32(const SafetensorsEntry& entry, float* destination) const;
 

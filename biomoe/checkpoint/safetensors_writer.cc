@@ -45,18 +45,23 @@ std::string header_text(const std::vector<TensorSpec>& tensors,
 
 }  // namespace
 
+std::string safetensors_head(const std::vector<TensorSpec>& tensors,
+                             const std::map<std::string, std::string>& metadata) {
+  const std::string header = header_text(tensors, metadata);
+  const uint64_t length = header.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + header;
+}
+
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
                                      const std::vector<TensorSpec>& tensors,
                                      const std::map<std::string, std::string>& metadata)
     : path_(path), block_(kBlockBytes) {
-  const std::string header = header_text(tensors, metadata);
-  const uint64_t length = header.size();
-  expected_ = sizeof(length) + length;
+  const std::string head = safetensors_head(tensors, metadata);
+  expected_ = head.size();
   for (const auto& tensor : tensors) expected_ += tensor.bytes();
   file_ = Descriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (!file_) throw failure("{}: cannot create: {}", path_.string(), std::strerror(errno));
-  write(&length, sizeof(length));
-  write(header.data(), header.size());
+  write(head.data(), head.size());
 }
 
 void SafetensorsWriter::write(const void* data, size_t bytes) {

@@ -21,6 +21,10 @@ struct TensorSpec {
   uint64_t bytes() const { return static_cast<uint64_t>(shape.num_elements()) * dtype_size(dtype); }
 };
 
+// The file up to its data: the length of the header, and the header for `tensors` in that order.
+std::string safetensors_head(const std::vector<TensorSpec>& tensors,
+                             const std::map<std::string, std::string>& metadata);
+
 class SafetensorsWriter {
  public:
   // Creates `path`, which must not exist, and writes the header for `tensors` in that order; wide element

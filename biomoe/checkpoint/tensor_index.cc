@@ -168,51 +168,67 @@ void TensorFolder::add_file(const fs::path& folder, const std::string& name) {
   }
 }
 
+std::vector<ShardPlan> plan_shards(const std::vector<TensorSpec>& tensors,
+                                   const WriteTensorsOptions& options) {
+  BM_CHECK(!tensors.empty(), "a checkpoint with no tensors");
+  std::vector<ShardPlan> shards;
+  uint64_t shard_bytes = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const uint64_t bytes = tensors[i].bytes();
+    if (i == 0 || (shard_bytes > 0 && shard_bytes + bytes > options.max_shard_bytes)) {
+      shards.push_back({.name = "", .begin = i, .end = i});
+      shard_bytes = 0;
+    }
+    shard_bytes += bytes;
+    shards.back().end = i + 1;
+  }
+  if (shards.size() >= kMaxShards) {
+    throw user_error("max_shard_size={} would make {} files; raise it", options.max_shard_bytes,
+                     shards.size());
+  }
+  for (size_t i = 0; i < shards.size(); ++i) {
+    shards[i].name = shards.size() == 1
+                         ? fmt::format("{}.safetensors", options.stem)
+                         : fmt::format("{}-{:05}-of-{:05}.safetensors", options.stem, i + 1, shards.size());
+  }
+  return shards;
+}
+
+std::map<std::string, FileDigest> write_shard_index(const fs::path& folder,
+                                                    const std::vector<TensorSpec>& tensors,
+                                                    const std::vector<ShardPlan>& shards,
+                                                    const WriteTensorsOptions& options) {
+  if (shards.size() == 1) return {};
+  json weight_map = json::object();
+  uint64_t total_bytes = 0;
+  int64_t total_elements = 0;
+  for (const ShardPlan& shard : shards) {
+    for (size_t i = shard.begin; i < shard.end; ++i) {
+      weight_map[tensors[i].name] = shard.name;
+      total_bytes += tensors[i].bytes();
+      total_elements += tensors[i].shape.num_elements();
+    }
+  }
+  const json index = {{"metadata", {{"total_parameters", total_elements}, {"total_size", total_bytes}}},
+                      {"weight_map", weight_map}};
+  const std::string name = options.stem + ".safetensors.index.json";
+  return {{name, write_with_digest(folder / name, index.dump(2) + "\n")}};
+}
+
 std::map<std::string, FileDigest> write_tensors(const fs::path& folder,
                                                 const std::vector<TensorSpec>& tensors,
                                                 const TensorSource& source,
                                                 const WriteTensorsOptions& options) {
-  std::vector<size_t> shard_begin;
-  uint64_t shard_bytes = 0, total_bytes = 0;
-  int64_t total_elements = 0;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const uint64_t bytes = tensors[i].bytes();
-    if (i == 0 || (shard_bytes > 0 && shard_bytes + bytes > options.max_shard_bytes)) {
-      shard_begin.push_back(i);
-      shard_bytes = 0;
-    }
-    shard_bytes += bytes;
-    total_bytes += bytes;
-    total_elements += tensors[i].shape.num_elements();
-  }
-  BM_CHECK(!tensors.empty(), "a checkpoint with no tensors");
-  if (shard_begin.size() >= kMaxShards) {
-    throw user_error("max_shard_size={} would make {} files; raise it", options.max_shard_bytes,
-                     shard_begin.size());
-  }
+  const std::vector<ShardPlan> shards = plan_shards(tensors, options);
   std::map<std::string, FileDigest> digests;
-  json weight_map = json::object();
-  const size_t shards = shard_begin.size();
-  shard_begin.push_back(tensors.size());
-  for (size_t shard = 0; shard < shards; ++shard) {
-    const std::string name =
-        shards == 1 ? fmt::format("{}.safetensors", options.stem)
-                    : fmt::format("{}-{:05}-of-{:05}.safetensors", options.stem, shard + 1, shards);
-    const auto begin = tensors.begin() + static_cast<std::ptrdiff_t>(shard_begin[shard]);
-    const auto end = tensors.begin() + static_cast<std::ptrdiff_t>(shard_begin[shard + 1]);
-    SafetensorsWriter writer(folder / name, {begin, end}, options.metadata);
-    for (size_t i = shard_begin[shard]; i < shard_begin[shard + 1]; ++i) {
-      source(i, writer);
-      weight_map[tensors[i].name] = name;
-    }
-    digests[name] = writer.finish();
+  for (const ShardPlan& shard : shards) {
+    const auto begin = tensors.begin() + static_cast<std::ptrdiff_t>(shard.begin);
+    const auto end = tensors.begin() + static_cast<std::ptrdiff_t>(shard.end);
+    SafetensorsWriter writer(folder / shard.name, {begin, end}, options.metadata);
+    for (size_t i = shard.begin; i < shard.end; ++i) source(i, writer);
+    digests[shard.name] = writer.finish();
   }
-  if (shards > 1) {
-    const json index = {{"metadata", {{"total_parameters", total_elements}, {"total_size", total_bytes}}},
-                        {"weight_map", weight_map}};
-    const std::string name = options.stem + ".safetensors.index.json";
-    digests[name] = write_with_digest(folder / name, index.dump(2) + "\n");
-  }
+  digests.merge(write_shard_index(folder, tensors, shards, options));
   return digests;
 }
 

@@ -68,6 +68,20 @@ struct WriteTensorsOptions {
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
 };
 
+// The files that `tensors` are written to, in order: names, and which tensors they hold.
+struct ShardPlan {
+  std::string name;
+  size_t begin = 0, end = 0;
+};
+std::vector<ShardPlan> plan_shards(const std::vector<TensorSpec>& tensors,
+                                   const WriteTensorsOptions& options);
+
+// The index of more than one shard, under the name that readers look for; nothing for one.
+std::map<std::string, FileDigest> write_shard_index(const std::filesystem::path& folder,
+                                                    const std::vector<TensorSpec>& tensors,
+                                                    const std::vector<ShardPlan>& shards,
+                                                    const WriteTensorsOptions& options);
+
 // Writes the data of tensors[i] to the writer, in pieces of any size.
 using TensorSource = std::function<void(size_t i, SafetensorsWriter& writer)>;
 

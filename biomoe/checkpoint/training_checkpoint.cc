@@ -49,8 +49,8 @@ void check_groups(const std::vector<TensorGroup>& groups) {
              group.name);
     std::set<std::string> tensors;
     for (const auto& tensor : group.tensors) {
-      BM_CHECK(tensor.view && tensor.view.contiguous(), "{}/{} is absent or not contiguous", group.name,
-               tensor.name);
+      BM_CHECK((tensor.view || tensor.view.num_elements() == 0) && tensor.view.contiguous(),
+               "{}/{} is absent or not contiguous", group.name, tensor.name);
       BM_CHECK(tensors.insert(tensor.name).second, "{}/{} is given twice", group.name, tensor.name);
     }
   }
@@ -72,11 +72,11 @@ void check_tensors(const TensorFolder& there, const TensorGroup& group) {
     const auto place = there.find(tensor.name);
     if (!place) {
       throw user_error("{}: the checkpoint has no tensor {} {}, which the model needs", there.origin(),
-                       quote(tensor.name), tensor.view.shape.str());
+                       quote(tensor.name), tensor.whole_shape().str());
     }
-    if (!(place.entry->shape == tensor.view.shape)) {
+    if (!(place.entry->shape == tensor.whole_shape())) {
       throw user_error("{}: tensor {} is {} in the checkpoint, {} in the model", there.origin(),
-                       quote(tensor.name), place.entry->shape.str(), tensor.view.shape.str());
+                       quote(tensor.name), place.entry->shape.str(), tensor.whole_shape().str());
     }
     if (place.entry->dtype != tensor.view.dtype) {
       throw user_error("{}: tensor {} is {} in the checkpoint, {} in the model", there.origin(),
@@ -92,6 +92,13 @@ void check_tensors(const TensorFolder& there, const TensorGroup& group) {
 }
 
 }  // namespace
+
+std::vector<TensorSpec> tensor_specs(const TensorGroup& group) {
+  std::vector<TensorSpec> specs;
+  for (const auto& tensor : group.tensors)
+    specs.push_back({tensor.name, tensor.view.dtype, tensor.whole_shape()});
+  return specs;
+}
 
 uint64_t total_bytes(const std::vector<TensorGroup>& groups) {
   uint64_t bytes = 0;
@@ -112,10 +119,32 @@ fs::path CheckpointStore::step_path(int64_t step) const {
 
 SaveReport CheckpointStore::save(int64_t step, const std::vector<TensorGroup>& groups,
                                  const json& state) const {
+  check_groups(groups);
+  std::vector<std::string> names;
+  for (const auto& group : groups) {
+    names.push_back(group.name);
+    for (const auto& tensor : group.tensors)
+      BM_CHECK(!tensor.part, "{}/{} is a part of a tensor", group.name, tensor.name);
+  }
+  const auto write = [&](const fs::path& into) {
+    std::map<std::string, FileDigest> digests;
+    for (const auto& group : groups) {
+      const auto source = [&](size_t i, SafetensorsWriter& writer) {
+        writer.write(group.tensors[i].view.data, group.tensors[i].view.bytes());
+      };
+      digests.merge(write_tensors(into, tensor_specs(group), source,
+                                  {.stem = group.name, .max_shard_bytes = options_.max_shard_bytes}));
+    }
+    return digests;
+  };
+  return save_with(step, names, write, state);
+}
+
+SaveReport CheckpointStore::save_with(int64_t step, const std::vector<std::string>& group_names,
+                                      const TensorFiles& write, const json& state) const {
   BM_CHECK(step >= 0 && step_of(fmt::format("{}{}", kStepPrefix, step)), "step {} cannot name a checkpoint",
            step);
-  BM_CHECK(!groups.empty() && state.is_object(), "a checkpoint needs tensors and a state object");
-  check_groups(groups);
+  BM_CHECK(!group_names.empty() && state.is_object(), "a checkpoint needs tensors and a state object");
   const double start = now_seconds();
   SaveReport report;
   report.step = step;
@@ -126,7 +155,7 @@ SaveReport CheckpointStore::save(int64_t step, const std::vector<TensorGroup>& g
     if (error) throw failure("{}: cannot create the folder: {}", folder_.string(), error.message());
     remove_leftovers(folder_, kStepPrefix);
     StagingFolder staging(report.path);
-    write_files(staging.path(), step, groups, state, report);
+    write_files(staging.path(), group_names, write, state, report);
     staging.commit();
   } catch (const Error& error) {
     throw failure("checkpoint {} was not saved, the ones before it are untouched: {}", report.path.string(),
@@ -145,29 +174,18 @@ SaveReport CheckpointStore::save(int64_t step, const std::vector<TensorGroup>& g
   return report;
 }
 
-void CheckpointStore::write_files(const fs::path& into, int64_t step, const std::vector<TensorGroup>& groups,
-                                  const json& state, SaveReport& report) const {
+void CheckpointStore::write_files(const fs::path& into, const std::vector<std::string>& group_names,
+                                  const TensorFiles& write, const json& state, SaveReport& report) const {
   CheckpointManifest manifest;
-  std::vector<std::string> names;
-  for (const auto& group : groups) {
-    names.push_back(group.name);
-    std::vector<TensorSpec> specs;
-    for (const auto& tensor : group.tensors)
-      specs.push_back({tensor.name, tensor.view.dtype, tensor.view.shape});
-    const auto source = [&](size_t i, SafetensorsWriter& writer) {
-      writer.write(group.tensors[i].view.data, group.tensors[i].view.bytes());
-    };
-    manifest.files.merge(write_tensors(into, specs, source,
-                                       {.stem = group.name, .max_shard_bytes = options_.max_shard_bytes}));
-  }
+  manifest.files = write(into);
   const auto before = list();
   const int64_t save_index = before.empty() ? 1 : before.back().save_index + 1;
   manifest.files[kStateFile] = write_json(into / kStateFile, {{"format", kFormat},
                                                               {"format_version", kFormatVersion},
                                                               {"biomoe_version", kVersion},
-                                                              {"step", step},
+                                                              {"step", report.step},
                                                               {"save_index", save_index},
-                                                              {"groups", names},
+                                                              {"groups", group_names},
                                                               {"state", state}});
   report.bytes = manifest.write(into).bytes;
   for (const auto& [name, digest] : manifest.files) report.bytes += digest.bytes;
@@ -304,7 +322,9 @@ CheckpointHeader load_checkpoint(const fs::path& step_folder, const std::vector<
   for (size_t i = 0; i < groups.size(); ++i) {
     for (const auto& tensor : groups[i].tensors) {
       const auto place = folders[i].find(tensor.name);
-      place.file->read(*place.entry, tensor.view.data);
+      const size_t element = dtype_size(tensor.view.dtype);
+      place.file->read_part(*place.entry, static_cast<uint64_t>(tensor.first_element()) * element,
+                            tensor.view.bytes(), tensor.view.data);
     }
   }
   return header;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -11,13 +12,23 @@
 #include <vector>
 
 #include "biomoe/checkpoint/checksum.h"
+#include "biomoe/checkpoint/safetensors_writer.h"
 #include "biomoe/core/tensor_view.h"
 
 namespace biomoe {
 
+// A stretch of a tensor that ranks hold parts of.
+struct TensorPart {
+  Shape whole;        // of the tensor
+  int64_t begin = 0;  // element of it that is the first here
+};
+
 struct NamedTensor {
   std::string name;
-  TensorView view;  // contiguous; all element types
+  TensorView view;                   // contiguous; all element types
+  std::optional<TensorPart> part{};  // absent: the view is the whole tensor
+  const Shape& whole_shape() const { return part ? part->whole : view.shape; }
+  int64_t first_element() const { return part ? part->begin : 0; }
 };
 
 // Tensors saved together under one stem: "model", "exp_avg", "exp_avg_sq", ...
@@ -25,6 +36,9 @@ struct TensorGroup {
   std::string name;  // letters, digits and underscores
   std::vector<NamedTensor> tensors;
 };
+
+// Names, types and whole shapes, in order.
+std::vector<TensorSpec> tensor_specs(const TensorGroup& group);
 
 uint64_t total_bytes(const std::vector<TensorGroup>& groups);
 
@@ -40,7 +54,7 @@ struct SaveReport {
   std::filesystem::path path;
   uint64_t bytes = 0;  // of all files
   double seconds = 0;
-  std::vector<std::filesystem::path> pruned;
+  std::vector<std::filesystem::path> pruned{};
 };
 
 struct CheckpointInfo {
@@ -70,6 +84,13 @@ class CheckpointStore {
   // nothing of the attempt stays, what was there stays.
   SaveReport save(int64_t step, const std::vector<TensorGroup>& groups, const nlohmann::json& state) const;
 
+  // What save() does around the writing of the tensors, for other ways of writing them (see ranked_save.h):
+  // `write` puts the files of the groups into the folder, fsynced, and returns their digests.
+  using TensorFiles = std::function<std::map<std::string, FileDigest>(const std::filesystem::path& into)>;
+  SaveReport save_with(int64_t step, const std::vector<std::string>& group_names, const TensorFiles& write,
+                       const nlohmann::json& state) const;
+  const CheckpointOptions& options() const { return options_; }
+
   // Fills the views of `groups` from step_N and returns its state; see load_checkpoint.
   nlohmann::json load(int64_t step, const std::vector<TensorGroup>& groups) const;
 
@@ -87,8 +108,8 @@ class CheckpointStore {
   void warn(const std::string& line) const;  // through options.warn
 
  private:
-  void write_files(const std::filesystem::path& into, int64_t step, const std::vector<TensorGroup>& groups,
-                   const nlohmann::json& state, SaveReport& report) const;
+  void write_files(const std::filesystem::path& into, const std::vector<std::string>& group_names,
+                   const TensorFiles& write, const nlohmann::json& state, SaveReport& report) const;
   void prune(SaveReport& report) const;
 
   std::filesystem::path folder_;
@@ -107,9 +128,10 @@ struct CheckpointHeader {
 // The header of a step folder. user_error when it is none, is damaged, or was written by a newer format.
 CheckpointHeader read_checkpoint_header(const std::filesystem::path& step_folder);
 
-// Fills the views of `groups` (a part of the checkpoint's groups will do) and returns the header. Everything
-// is checked before the first byte is copied: user_error naming the first tensor that one side lacks or whose
-// shape or type differ, or the file that is damaged. Checksums are not computed: verify first.
+// Fills the views of `groups` (a part of the checkpoint's groups will do, and parts of its tensors) and
+// returns the header. Everything is checked before the first byte is copied: user_error naming the first
+// tensor that one side lacks or whose shape or type differ, or the file that is damaged. Checksums are not
+// computed: verify first.
 CheckpointHeader load_checkpoint(const std::filesystem::path& step_folder,
                                  const std::vector<TensorGroup>& groups);
 

@@ -94,7 +94,7 @@ uint64_t RunMemory::gpu_total() const {
 std::vector<MemoryRow> device_memory_rows(const ModelConfig& model, const ModelLimits& limits,
                                           const OptimizerOptions& optimizer) {
   const ModelMemory planned = plan_model_memory(model, limits);
-  const OptimizerMemory states = Optimizer::plan_memory(ParameterList(model), optimizer);
+  const OptimizerMemory states = Optimizer::plan_memory(ParameterList(model, limits.place), optimizer);
   std::vector<MemoryRow> rows{
       {"weights", planned.weights, kSmallerModel},
       {"gradients", planned.gradients, kSmallerModel},
@@ -118,10 +118,11 @@ Device planned_device(DeviceChoice choice) {
 
 RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
   refuse_absurd_sizes(config);
-  const ParameterList parameters(config.model);
+  const ParameterList parameters(config.model, planned_place(config));
   const Device device = planned_device(config.device);
   const DataConfig& data = config.dataset;
-  const bool staged = config.checkpoint.async_save && config.checkpoint.save_every_n_steps > 0;
+  const bool staged = config.checkpoint.async_save && config.checkpoint.save_every_n_steps > 0 &&
+                      planned_place(config).size.world() == 1;
   const WindowIndex elsewhere = dataset ? WindowIndex() : one_window(data);
   const uint64_t batches =
       Loader::planned_bytes(train_loader_options(data), dataset ? dataset->train->windows : elsewhere) +
@@ -155,6 +156,17 @@ RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
   return memory;
 }
 
+FitLine fit_line(const std::vector<MemoryRow>& rows, uint64_t bytes) {
+  const uint64_t total = sum_of(rows);
+  const auto gb = [](uint64_t count) { return static_cast<double>(count) * 1e-9; };
+  if (total <= bytes) return {true, fmt::format("fits: {:.1f} GB are left", gb(bytes - total))};
+  const MemoryRow& largest = *std::max_element(
+      rows.begin(), rows.end(), [](const MemoryRow& a, const MemoryRow& b) { return a.bytes < b.bytes; });
+  return {false, fmt::format("does not fit: {:.1f} GB too many; most are {} ({:.1f} GB): choose {}",
+                             gb(total - bytes), largest.name, gb(largest.bytes),
+                             largest.remedy.empty() ? "a smaller run" : largest.remedy)};
+}
+
 namespace {
 
 void require_rows(const std::vector<MemoryRow>& rows, const char* where, uint64_t held, uint64_t available) {
@@ -177,9 +189,9 @@ void require_memory(const RunMemory& memory, uint64_t held, uint64_t available) 
   require_rows(memory.rows, "memory", held, available);
 }
 
-void require_memory_for(const RunConfig& config, const Dataset& dataset) {
+void require_memory_for(const RunConfig& config, const Dataset& dataset, int64_t ranks_on_host) {
   const RunMemory memory = plan_run_memory(config, &dataset);
-  require_memory(memory, resident_memory(), available_memory());
+  require_memory(memory, resident_memory(), available_memory() / static_cast<uint64_t>(ranks_on_host));
   if (!memory.gpu_rows.empty()) {
     require_rows(memory.gpu_rows, "GPU memory", 0, device_info(Device::kCuda).free_bytes);
   }

@@ -31,19 +31,28 @@ std::vector<MemoryRow> device_memory_rows(const ModelConfig& model, const ModelL
 uint64_t total_bytes(const std::vector<MemoryRow>& rows);
 
 // Most resident bytes that training with `config` (vocab_size resolved) has at any time. Each row comes from
-// the code that lays that part out. `dataset` is what the run trains on; without one (the files are
-// elsewhere) the sequences count as nothing and validation as present when it is configured. Sequences
-// spilled to a file are not counted: the system drops their pages when it needs room.
+// the code that lays that part out. Of a run of many ranks, it is one rank's. `dataset` is what the run
+// trains on; without one (the files are elsewhere) the sequences count as nothing and validation as present
+// when it is configured. Sequences spilled to a file are not counted: the system drops their pages when it
+// needs room.
 RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset);
 
 // The device that a plan is for: the one asked for, here or not; auto: the one a run would take here.
 Device planned_device(DeviceChoice choice);
 
+// Whether `rows` fit `bytes`, in a line: "fits: 12.3 GB are left" or "does not fit: 12.3 GB too many, most
+// are gradients (14.5 GB): choose ...".
+struct FitLine {
+  bool fits = false;
+  std::string text;
+};
+FitLine fit_line(const std::vector<MemoryRow>& rows, uint64_t bytes);
+
 // Throws user_error, with the bytes by category and what to change, when `memory` exceeds `available` bytes.
 // `held` of the planned bytes are resident in this process already, so `available` does not hold them.
 void require_memory(const RunMemory& memory, uint64_t held, uint64_t available);
 
-// As above, for a run that starts now on this machine.
-void require_memory_for(const RunConfig& config, const Dataset& dataset);
+// As above, for a run that starts now on this machine, or one of `ranks_on_host` alike.
+void require_memory_for(const RunConfig& config, const Dataset& dataset, int64_t ranks_on_host = 1);
 
 }  // namespace biomoe

@@ -20,6 +20,8 @@ ModelImage::ModelImage(Model& model, Optimizer* optimizer) : model_(model), opti
     if (optimizer) exp_avg_A_ = optimizer->exp_avg_A();
     if (optimizer) exp_avg_sq_A_ = optimizer->exp_avg_sq_A();
   } else {
+    BM_CHECK(parameters.owned_elements() == parameters.arena_elements(),
+             "ranks on a device cannot be saved yet");
     arena_ = Arena(planned_bytes(parameters, model.limits().device, optimizer != nullptr),
                    "the model on the host");
     const Shape shape{parameters.arena_elements()};
@@ -27,16 +29,14 @@ ModelImage::ModelImage(Model& model, Optimizer* optimizer) : model_(model), opti
     if (optimizer) exp_avg_A_ = arena_.tensor(DType::kF32, shape);
     if (optimizer) exp_avg_sq_A_ = arena_.tensor(DType::kF32, shape);
   }
-  const auto add = [&](const char* name, const TensorView& arena_A) {
-    TensorGroup group{name, {}};
-    for (const auto& spec : parameters.specs())
-      group.tensors.push_back({spec.name, parameters.view(arena_A, spec)});
-    groups_.push_back(std::move(group));
-  };
-  add("model", weights_A_);
-  if (optimizer) add("exp_avg", exp_avg_A_);
-  if (optimizer) add("exp_avg_sq", exp_avg_sq_A_);
-  if (optimizer && model.fp8_state().delayed()) add_fp8_state();
+  groups_.push_back(held_group());
+  owned_groups_.push_back(owned_group("model", weights_A_, false));
+  if (!optimizer) return;
+  for (auto* groups : {&groups_, &owned_groups_}) {
+    groups->push_back(owned_group("exp_avg", exp_avg_A_, true));
+    groups->push_back(owned_group("exp_avg_sq", exp_avg_sq_A_, true));
+  }
+  if (model.fp8_state().delayed()) add_fp8_state();
 }
 
 void ModelImage::add_fp8_state() {
@@ -50,6 +50,44 @@ void ModelImage::add_fp8_state() {
     std::fill_n(scales_N_.f32(), scales_N_.num_elements(), 1.0f);
   }
   groups_.push_back({"fp8", {{"amax_history", amax_HN_}, {"scales", scales_N_}}});
+}
+
+// Weights as the model reads them; of the experts only those held here.
+TensorGroup ModelImage::held_group() const {
+  TensorGroup group{"model", {}};
+  const ParameterList& parameters = model_.parameters();
+  for (const auto& spec : parameters.specs()) {
+    NamedTensor tensor{spec.name, parameters.view(weights_A_, spec)};
+    if (spec.parts > 1) tensor.part = TensorPart{spec.whole_shape(), spec.first_element()};
+    group.tensors.push_back(std::move(tensor));
+  }
+  return group;
+}
+
+// The stretches that this rank owns; `arena_A` holds all places of the flat arenas, or (of_state) only the
+// owned ones, region after region.
+TensorGroup ModelImage::owned_group(const char* name, const TensorView& arena_A, bool of_state) const {
+  TensorGroup group{name, {}};
+  const ParameterList& parameters = model_.parameters();
+  for (const auto& spec : parameters.specs()) {
+    int64_t state = 0;  // of the region's first owned element
+    for (const ArenaRegion& region : parameters.regions()) {
+      const int64_t owned_begin = region.owned_begin(), owned_end = owned_begin + region.owned_count();
+      if (spec.offset >= region.begin && spec.offset < region.begin + region.count) {
+        const int64_t begin = std::clamp(owned_begin, spec.offset, spec.offset + spec.num_elements());
+        const int64_t end = std::clamp(owned_end, begin, spec.offset + spec.num_elements());
+        const bool whole = end - begin == spec.num_elements() && spec.parts == 1;
+        const int64_t place = of_state ? state + std::max<int64_t>(0, begin - owned_begin) : begin;
+        const TensorView stretch = begin == end ? TensorView(arena_A.data, arena_A.dtype, Shape{0})
+                                                : arena_A.rows(place, end - begin);
+        NamedTensor tensor{spec.name, whole ? TensorView(stretch.data, stretch.dtype, spec.shape) : stretch};
+        if (!whole) tensor.part = TensorPart{spec.whole_shape(), spec.first_element() + begin - spec.offset};
+        group.tensors.push_back(std::move(tensor));
+      }
+      state += region.owned_count();
+    }
+  }
+  return group;
 }
 
 void ModelImage::initialize(uint64_t seed) {

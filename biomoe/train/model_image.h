@@ -21,7 +21,10 @@ class ModelImage {
   ModelImage(Model& model, Optimizer* optimizer);
   static size_t planned_bytes(const ParameterList& parameters, Device device, bool with_optimizer);
 
+  // What this rank holds: of the weights all that it reads, of the moments what it owns.
   const std::vector<TensorGroup>& groups() const { return groups_; }
+  // What it saves: over the ranks, every element once.
+  const std::vector<TensorGroup>& owned_groups() const { return owned_groups_; }
   float* weights() const { return weights_A_.f32(); }  // flat, see ParamSpec::offset
 
   void initialize(uint64_t seed);  // Model::initial_values, on the image alone
@@ -30,6 +33,8 @@ class ModelImage {
 
  private:
   void add_fp8_state();
+  TensorGroup held_group() const;
+  TensorGroup owned_group(const char* name, const TensorView& arena_A, bool of_state) const;
 
   Model& model_;
   Optimizer* optimizer_;
@@ -37,7 +42,7 @@ class ModelImage {
   TensorView weights_A_, exp_avg_A_, exp_avg_sq_A_;
   Arena fp8_arena_;
   TensorView amax_HN_, scales_N_;  // of DelayedScaling
-  std::vector<TensorGroup> groups_;
+  std::vector<TensorGroup> groups_, owned_groups_;
 };
 
 }  // namespace biomoe

@@ -16,6 +16,7 @@ namespace biomoe {
 namespace {
 
 constexpr int64_t kMaxThreads = 1024;
+constexpr double kMaxTimeout = 86400;
 
 }  // namespace
 
@@ -50,6 +51,14 @@ void RunConfig::validate() const {
         "optimizer_store_param_remainders=true is a way to keep masters, and optimizer_states=bf16 keeps "
         "none; "
         "set one of them otherwise");
+  }
+  if (!(std::isfinite(parallelism.timeout_s) && parallelism.timeout_s > 0 &&
+        parallelism.timeout_s <= kMaxTimeout)) {
+    throw user_error("parallelism.timeout_s={} is outside (0, {}]", parallelism.timeout_s, kMaxTimeout);
+  }
+  if (parallelism.ep_size < 1 || parallelism.dp_size < 0) {
+    throw user_error("parallelism: ep_size={} must be at least 1 and dp_size={} at least 0",
+                     parallelism.ep_size, parallelism.dp_size);
   }
   if (run_dir.empty()) throw user_error("run_dir is empty; name a folder for the run");
   fp8_config.validate();

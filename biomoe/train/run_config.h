@@ -63,6 +63,22 @@ struct ValidationConfig {
   }
 };
 
+struct ParallelismConfig {
+  int64_t dp_size = 0;
+  int64_t ep_size = 1;
+  double timeout_s = 30;
+  template <typename Visitor>
+  void visit(Visitor& v) {
+    v.field("dp_size", dp_size, "ranks that hold the same experts; 0: as many as ep_size leaves");
+    v.field(
+        "ep_size", ep_size,
+        "ranks that the experts are split over; dp_size * ep_size is the number of ranks, which mpirun or "
+        "srun starts");
+    v.field("timeout_s", timeout_s,
+            "seconds after which a rank gives up waiting for another and ends the run");
+  }
+};
+
 struct RunConfig {
   std::string run_dir = "runs/default";
   std::string config_name_or_path;
@@ -83,6 +99,8 @@ struct RunConfig {
   int64_t recompute_layers = 0;
   std::optional<bool> poison_activations;
   Fp8Config fp8_config;
+  bool sanity_check = false;
+  ParallelismConfig parallelism;
   DataConfig dataset;
   AdamwConfig adamw;
   ScheduleConfig schedule;
@@ -132,6 +150,10 @@ struct RunConfig {
             "fill activation memory with NaN before every step, so that a value read before it is written "
             "shows; null: true in debug builds (without NDEBUG), false in others");
     v.section("fp8_config", fp8_config);
+    v.field("sanity_check", sanity_check,
+            "after training, check that the loss fell, that all ranks hold the same weights and that the "
+            "checkpoint reads back, and say PASS or what is wrong (exit status 1)");
+    v.section("parallelism", parallelism);
     v.section("dataset", dataset);
     v.section("adamw_kwargs", adamw);
     v.section("lr_scheduler_kwargs", schedule);

@@ -53,6 +53,7 @@ StepTime estimate_step_time(const RunConfig& config, double measure_seconds) {
   const DataConfig& data = config.dataset;
   StepTime time;
   time.num_threads = resolved_threads(config.num_threads);
+  const int64_t ranks = planned_place(config).size.world();
   time.flops = sequence_flops(model, data.max_seq_length) *
                static_cast<double>(data.token_micro_batch_size * config.grad_acc_steps) /
                static_cast<double>(data.max_seq_length);
@@ -61,12 +62,14 @@ StepTime estimate_step_time(const RunConfig& config, double measure_seconds) {
     const double fp32 = config.optimizer_store_param_remainders ? 26 : 28;
     const double bytes = config.optimizer_states == OptimizerStates::kBf16 ? 14 : fp32;  // a parameter
     time.flops_per_second = kFlopsPerSecond;
-    time.update_seconds =
-        static_cast<double>(ParameterList(model).num_parameters()) * bytes / kBytesPerSecond;
+    time.update_seconds = static_cast<double>(ParameterList(model, planned_place(config)).owned_elements()) *
+                          bytes / kBytesPerSecond;
     time.basis = "an H200's grouped products, and AdamW at its memory's rate (stated, not measured here)";
+    if (ranks > 1) time.basis += "; the time between ranks is not counted";
     return time;
   }
   time.basis = fmt::format("this machine's matrix products with {} threads (measured now)", time.num_threads);
+  if (ranks > 1) time.basis += "; the time between ranks is not counted";
   // A product of these sides takes milliseconds; larger ones run at the same rate.
   constexpr int64_t kLargest = 1024;
   const int64_t rows = data.token_micro_batch_size * model.num_experts_per_tok / model.num_local_experts;

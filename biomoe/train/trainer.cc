@@ -1,10 +1,13 @@
 #include "biomoe/train/trainer.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <type_traits>
 
 #include "biomoe/checkpoint/hf_config.h"
 #include "biomoe/checkpoint/hf_import.h"
+#include "biomoe/checkpoint/ranked_save.h"
 #include "biomoe/core/clock.h"
 #include "biomoe/core/file.h"
 #include "biomoe/core/version.h"
@@ -15,6 +18,9 @@ namespace biomoe {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Of the ranks that wait while the first one reads whole checkpoints, to find one that is good.
+constexpr double kResumePatience = 20;
 
 void note(const std::string& line) {
   fmt::print(stderr, "{}\n", line);
@@ -36,7 +42,12 @@ ModelLimits planned_limits(const RunConfig& config, bool training, Device device
           .micro_batches = config.grad_acc_steps,
           .deterministic = config.deterministic,
           .portable_kernels = config.portable_kernels,
-          .fp8 = config.fp8_config};
+          .fp8 = config.fp8_config,
+          .place = planned_place(config)};
+}
+
+MeshPlace planned_place(const RunConfig& config) {
+  return {.size = {.dp = std::max<int64_t>(1, config.parallelism.dp_size), .ep = config.parallelism.ep_size}};
 }
 
 ModelLimits model_limits(const RunConfig& config, bool training) {
@@ -47,28 +58,34 @@ ModelLimits model_limits(const RunConfig& config, bool training) {
   return limits;
 }
 
-Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds)
+Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::shared_ptr<const Ranks> ranks)
     : resolved_(std::move(config)),
       config_(resolved_.value),
       dataset_(open_dataset(config_.dataset)),
+      ranks_(std::move(ranks)),
       started_seconds_(started_seconds) {
   resolve_model(resolved_.value, dataset_.vocabulary);
   resolved_device(config_.device);  // refuses one that is not here
-  require_memory_for(config_, dataset_);
+  require_memory_for(config_, dataset_, ranks_->on_host);
   const ModelConfig& model = config_.model;
-  model_ = std::make_unique<Model>(model, model_limits(config_, true));
+  const Mesh& mesh = ranks_->mesh;
+  ModelLimits limits = model_limits(config_, true);
+  limits.place = mesh.place();
+  if (limits.place.size.ep > 1) limits.expert_ranks = &mesh.ep();
+  model_ = std::make_unique<Model>(model, limits);
   const Device device = model_->limits().device;
-  optimizer_ =
-      std::make_unique<Optimizer>(model_->parameters(), config_.adamw, optimizer_options(config_, device));
+  OptimizerOptions options = optimizer_options(config_, device);
+  if (!mesh.alone()) options.world = &mesh.world();
+  optimizer_ = std::make_unique<Optimizer>(model_->parameters(), config_.adamw, options);
   image_ = std::make_unique<ModelImage>(*model_, optimizer_.get());
-  runner_ = std::make_unique<StepRunner>(*model_, *optimizer_, records_steps());
-  loader_ =
-      std::make_unique<Loader>(dataset_.train, dataset_.vocabulary, train_loader_options(config_.dataset));
+  runner_ = std::make_unique<StepRunner>(*model_, *optimizer_, records_steps(), &mesh);
+  loader_ = std::make_unique<Loader>(dataset_.train, dataset_.vocabulary,
+                                     train_loader_options(config_.dataset, {mesh.rank(), mesh.size()}));
   micro_batches_.resize(static_cast<size_t>(config_.grad_acc_steps));
   for (Batch& batch : micro_batches_) batch.reserve(config_.dataset.token_micro_batch_size);
   const fs::path folder = config_.checkpoint.ckpt_dir.empty() ? fs::path(config_.run_dir) / "checkpoints"
                                                               : fs::path(config_.checkpoint.ckpt_dir);
-  lock_.take(config_.run_dir);
+  if (ranks_->first()) lock_.take(config_.run_dir);
   store_ = std::make_unique<CheckpointStore>(
       folder, CheckpointOptions{.max_checkpoints = config_.checkpoint.max_checkpoints, .warn = note});
   if (config_.init_from.empty()) {
@@ -88,22 +105,32 @@ bool Trainer::records_steps() const {
   return config_.cuda_graph && model_->limits().expert_ffn_mode != ExpertFfnMode::kLoop;
 }
 
+// The first rank looks, and all take what it found: "" for nothing.
+std::string Trainer::latest_good() const {
+  std::string path;
+  if (ranks_->first()) {
+    if (const auto latest = store_->latest_good()) path = latest->path.string();
+  }
+  if (ranks_->mesh.alone()) return path;
+  const Patience patience(ranks_->mesh.world(), kResumePatience);
+  return broadcast_text(ranks_->mesh.world(), path, 0, "the checkpoint to resume from");
+}
+
 void Trainer::resume() {
-  const auto latest = store_->latest_good();
-  if (!latest) return;
+  const std::string latest = latest_good();
+  if (latest.empty()) return;
   if (!config_.checkpoint.resume_from_checkpoint) {
     throw user_error(
         "{} holds checkpoints already; choose another run_dir, or checkpoint.resume_from_checkpoint=true",
         store_->folder().string());
   }
-  const CheckpointHeader header = read_checkpoint_header(latest->path);
-  const TrainingState state = TrainingState::from_json(header.state, latest->path.string());
+  const CheckpointHeader header = read_checkpoint_header(latest);
+  const TrainingState state = TrainingState::from_json(header.state, latest);
   const std::string difference = first_difference(state.model, model_json(config_.model));
   if (!difference.empty()) {
-    throw user_error("{}: {}; use the same model configuration, or another run_dir", latest->path.string(),
-                     difference);
+    throw user_error("{}: {}; use the same model configuration, or another run_dir", latest, difference);
   }
-  load_checkpoint(latest->path, image_->groups());
+  load_checkpoint(latest, image_->groups());
   step_ = state.step;
   saved_step_ = state.step;
   optimizer_->set_steps(state.optimizer_step);
@@ -111,7 +138,7 @@ void Trainer::resume() {
   tokens_seen_ = state.extra.value("tokens", int64_t{0});
   loss_ = state.extra.value("loss", 0.0);
   masked_before_ = mask_counts_from(state.extra.value("masked", nlohmann::json::object()));
-  note(fmt::format("resuming from {} at step {}", latest->path.string(), step_));
+  if (ranks_->first()) note(fmt::format("resuming from {} at step {}", latest, step_));
 }
 
 nlohmann::json Trainer::state() const {
@@ -119,6 +146,10 @@ nlohmann::json Trainer::state() const {
   state.step = step_;
   state.optimizer_step = optimizer_->steps();
   state.seed = static_cast<uint64_t>(config_.seed);
+  const MeshSize mesh = ranks_->mesh.place().size;
+  state.world_size = mesh.world();
+  state.dp = mesh.dp;
+  state.ep = mesh.ep;
   state.data = {{"sample", loader_->position().sample}, {"micro_batch", loader_->position().micro_batch}};
   state.model = model_json(config_.model);
   state.config_yaml = to_yaml(config_);
@@ -127,15 +158,31 @@ nlohmann::json Trainer::state() const {
 }
 
 MaskCounts Trainer::mask_counts() const {
-  MaskCounts counts = masked_before_;
-  counts += loader_->counts();
+  MaskCounts own = loader_->counts(), counts = masked_before_;
+  if (!ranks_->mesh.alone()) {
+    static_assert(std::is_trivially_copyable_v<MaskCounts> && sizeof(MaskCounts) % sizeof(int64_t) == 0);
+    Context host;
+    ranks_->mesh.world().all_reduce(
+        host, TensorView(&own, DType::kI64, Shape{static_cast<int64_t>(sizeof(own) / sizeof(int64_t))}),
+        ReduceOp::kSum, "the counts of masked bases");
+  }
+  counts += own;
   return counts;
+}
+
+double Trainer::over_ranks(double value) const {
+  Context host;
+  ranks_->mesh.world().all_reduce(host, TensorView(&value, DType::kF64, Shape{1}), ReduceOp::kSum,
+                                  "the figures of the step");
+  return value;
 }
 
 void Trainer::save() {
   if (saved_step_ == step_) return;
   image_->download_sync();
-  if (saver_) {
+  if (!ranks_->mesh.alone()) {
+    save_from_ranks(*store_, ranks_->mesh.world(), step_, image_->owned_groups(), state());
+  } else if (saver_) {
     saver_->save(step_, state());
   } else {
     store_->save(step_, image_->groups(), state());
@@ -144,17 +191,24 @@ void Trainer::save() {
 }
 
 Evaluation Trainer::validate(int64_t max_batches) {
-  return evaluate(*model_, dataset_.validation, dataset_.vocabulary,
-                  validation_loader_options(config_.dataset), {.max_batches = max_batches, .progress = {}});
+  const Mesh& mesh = ranks_->mesh;
+  // Every rank takes its share of the batches, at least one.
+  const int64_t batches = (max_batches + mesh.size() - 1) / mesh.size();
+  Evaluation evaluation = evaluate(*model_, dataset_.validation, dataset_.vocabulary,
+                                   validation_loader_options(config_.dataset, {mesh.rank(), mesh.size()}),
+                                   {.max_batches = batches, .progress = {}});
+  evaluation.nats = over_ranks(evaluation.nats);
+  evaluation.bases = static_cast<int64_t>(over_ranks(static_cast<double>(evaluation.bases)));
+  return evaluation;
 }
 
-void Trainer::train_one_step(RunLog& log) {
+void Trainer::train_one_step(RunLog* log) {
   const double data_begin = now_seconds();
   for (Batch& batch : micro_batches_) loader_->next(batch);
   const double step_begin = now_seconds();
   if (!first_step_seconds_) {
     first_step_seconds_ = step_begin - started_seconds_;
-    log.print_line(fmt::format("first step after {:.2f} s", *first_step_seconds_));
+    if (log) log->print_line(fmt::format("first step after {:.2f} s", *first_step_seconds_));
   }
   const double lr = scheduled_lr(config_.schedule, config_.adamw.lr, config_.num_train_steps, step_);
   runner_->submit(micro_batches_,
@@ -167,6 +221,7 @@ void Trainer::train_one_step(RunLog& log) {
   ++step_;
   tokens_seen_ += result.tokens;
   loss_ = result.loss;
+  if (!first_loss_) first_loss_ = loss_;
   StepRecord record{.step = step_,
                     .tokens = tokens_seen_,
                     .lr = lr,
@@ -174,22 +229,27 @@ void Trainer::train_one_step(RunLog& log) {
                     .data_seconds = step_begin - data_begin};
   for (const Batch& batch : micro_batches_)
     record.flops += step_flops(config_.model, model_->parameters(), batch);
-  log.step(record, result, model_->routing(), mask_counts());
+  record.flops = over_ranks(record.flops);
+  const MaskCounts masked = mask_counts();
+  if (log) log->step(record, result, model_->routing(), masked);
 }
 
-void Trainer::train(RunLog& log) {
+void Trainer::train(RunLog* log) {
   const auto due = [this](int64_t every) { return every > 0 && step_ % every == 0; };
   while (step_ < config_.num_train_steps) {
     train_one_step(log);
     const bool last = step_ == config_.num_train_steps;  // then all of it is validated after the save
     if (dataset_.validation && due(config_.validation.every_n_steps) && !last) {
       const Evaluation validation = validate(config_.validation.max_batches);
-      log.validation(step_, validation);
-      log.print_line(fmt::format("step {}  validation {:.4f} nats/base", step_, validation.nats_per_base()));
+      if (log) {
+        log->validation(step_, validation);
+        log->print_line(
+            fmt::format("step {}  validation {:.4f} nats/base", step_, validation.nats_per_base()));
+      }
     }
     if (due(config_.checkpoint.save_every_n_steps)) save();
   }
-  log.finish(step_);
+  if (log) log->finish(step_);
 }
 
 void Trainer::prepare_folder() {
@@ -202,25 +262,23 @@ void Trainer::prepare_folder() {
 
 TrainSummary Trainer::run() {
   const double begin = now_seconds();
-  prepare_folder();
-  fmt::print("{}", dataset_.report.text());
-  fmt::print("{} parameters, {} active a token; {} threads\n", model_->parameters().num_parameters(),
-             model_->parameters().num_active_parameters(), model_->limits().num_threads);
-  if (config_.fp8_config.enabled) {
-    fmt::print("{}: emulated exactly, in {}\n",
-               kFp8RecipeNames[static_cast<size_t>(config_.fp8_config.fp8_recipe)],
-               dtype_name(model_->types().activation));
+  if (ranks_->first()) {
+    prepare_folder();
+    print_head();
   }
-  if (config_.checkpoint.async_save && config_.checkpoint.save_every_n_steps > 0) {
+  const bool alone = ranks_->mesh.alone();
+  if (alone && config_.checkpoint.async_save && config_.checkpoint.save_every_n_steps > 0) {
     saver_ = std::make_unique<AsyncSaver>(*store_, image_->groups());
   }
   std::optional<RunLog> log;
   if (step_ < config_.num_train_steps) {
     const Device device = model_->limits().device;
-    log.emplace(config_.run_dir, step_, config_.num_train_steps, config_.logger.frequency,
-                device == Device::kCpu ? std::nullopt : peak_bf16_flops(device_info(device).name));
-    train(*log);
-  } else {
+    if (ranks_->first()) {
+      log.emplace(config_.run_dir, step_, config_.num_train_steps, config_.logger.frequency,
+                  device == Device::kCpu ? std::nullopt : peak_bf16_flops(device_info(device).name));
+    }
+    train(log ? &*log : nullptr);
+  } else if (ranks_->first()) {
     fmt::print("training is complete at step {}\n", step_);
   }
   if (config_.checkpoint.save_final_model) save();
@@ -233,8 +291,36 @@ TrainSummary Trainer::run() {
   }
   summary.steps = step_;
   summary.final_loss = loss_;
-  write_summary(summary, now_seconds() - begin);
+  if (ranks_->first()) write_summary(summary, now_seconds() - begin);
+  if (config_.sanity_check) {
+    summary.sanity = check_sanity({.model = *model_,
+                                   .mesh = ranks_->mesh,
+                                   .first_loss = first_loss_,
+                                   .last_loss = loss_,
+                                   .steps = step_,
+                                   .checkpoint = summary.checkpoint});
+  }
   return summary;
+}
+
+void Trainer::print_head() const {
+  fmt::print("{}", dataset_.report.text());
+  const ParameterList& parameters = model_->parameters();
+  const int threads = model_->limits().num_threads;
+  const MeshSize mesh = ranks_->mesh.place().size;
+  const std::string ranks = ranks_->mesh.alone()
+                                ? ""
+                                : fmt::format("{} ranks (dp {} x ep {}, {} on this host), each with ",
+                                              mesh.world(), mesh.dp, mesh.ep, ranks_->on_host);
+  fmt::print("{} parameters, {} active a token; {}{} threads\n", parameters.num_parameters(),
+             parameters.num_active_parameters(), ranks, threads);
+  if (config_.fp8_config.enabled) {
+    fmt::print("{}: emulated exactly, in {}\n",
+               kFp8RecipeNames[static_cast<size_t>(config_.fp8_config.fp8_recipe)],
+               dtype_name(model_->types().activation));
+  }
+  if (!ranks_->mesh.alone() && config_.checkpoint.async_save && config_.checkpoint.save_every_n_steps > 0)
+    fmt::print("checkpoint.async_save: ranks save together, in the foreground\n");
 }
 
 void Trainer::write_summary(const TrainSummary& summary, double seconds) const {

@@ -15,8 +15,10 @@
 #include "biomoe/train/evaluation.h"
 #include "biomoe/train/folder_lock.h"
 #include "biomoe/train/model_image.h"
+#include "biomoe/train/ranks.h"
 #include "biomoe/train/run_config.h"
 #include "biomoe/train/run_log.h"
+#include "biomoe/train/sanity.h"
 #include "biomoe/train/train_step.h"
 
 namespace biomoe {
@@ -25,19 +27,25 @@ namespace biomoe {
 ModelLimits model_limits(const RunConfig& config, bool training);
 // The same on a device that need not be here.
 ModelLimits planned_limits(const RunConfig& config, bool training, Device device);
+// The first rank of the mesh that the configuration asks for; it holds no less than the others.
+MeshPlace planned_place(const RunConfig& config);
 
 struct TrainSummary {
   int64_t steps = 0;
   double final_loss = 0;
   std::optional<Evaluation> validation;
   std::string checkpoint;  // folder of the last one saved, "" for none
+  std::optional<SanityReport> sanity{};
 };
 
 class Trainer {
  public:
   // Opens the data, reserves memory, resumes when there is something to resume from. Nothing is written yet.
   // `started` is when the process started, for the start-up time in summary.json.
-  Trainer(ResolvedConfig<RunConfig> config, double started_seconds);
+  // `ranks`: those that train together, each with a Trainer of its own and the same configuration, which
+  // start_ranks has settled. The first writes the run folder and standard output.
+  Trainer(ResolvedConfig<RunConfig> config, double started_seconds,
+          std::shared_ptr<const Ranks> ranks = std::make_shared<Ranks>());
 
   // Trains to num_train_steps, validates, saves; writes the run folder. Throws failure as train_step does;
   // then the checkpoints before it are as they were.
@@ -47,9 +55,12 @@ class Trainer {
   void resume();
   bool records_steps() const;
   void prepare_folder();
-  void train(RunLog& log);
-  void train_one_step(RunLog& log);
-  MaskCounts mask_counts() const;  // since the start of training
+  void print_head() const;
+  void train(RunLog* log);  // null on ranks that write none
+  void train_one_step(RunLog* log);
+  MaskCounts mask_counts() const;  // since the start of training, of all ranks
+  double over_ranks(double value) const;
+  std::string latest_good() const;
   void save();
   nlohmann::json state() const;
   Evaluation validate(int64_t max_batches);
@@ -58,6 +69,7 @@ class Trainer {
   ResolvedConfig<RunConfig> resolved_;
   const RunConfig& config_;
   Dataset dataset_;
+  std::shared_ptr<const Ranks> ranks_;
   FolderLock lock_;  // on run_dir
   std::unique_ptr<Model> model_;
   std::unique_ptr<Optimizer> optimizer_;
@@ -70,8 +82,9 @@ class Trainer {
   int64_t step_ = 0;  // steps done
   int64_t tokens_seen_ = 0;
   int64_t saved_step_ = -1;
-  double loss_ = 0;           // of the last step done
-  MaskCounts masked_before_;  // of the run that this one resumes
+  double loss_ = 0;                   // of the last step done
+  std::optional<double> first_loss_;  // of the first step done here
+  MaskCounts masked_before_;          // of the run that this one resumes
   double started_seconds_ = 0;
   std::optional<double> first_step_seconds_;  // from the start of the process
 };

@@ -27,7 +27,8 @@ namespace fs = std::filesystem;
     const rlimit limit{command.max_file_bytes, command.max_file_bytes};
     setrlimit(RLIMIT_FSIZE, &limit);
   }
-  execv(BIOMOE_PROGRAM, arguments);
+  for (const std::string& variable : command.environment) putenv(const_cast<char*>(variable.c_str()));
+  execv(command.program.c_str(), arguments);
   _exit(127);
 }
 
@@ -42,7 +43,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 
 Child::Child(const Command& command)
     : out_path_(output_.write("out", "")), err_path_(output_.write("err", "")) {
-  std::vector<std::string> arguments{"biomoe"};
+  std::vector<std::string> arguments{command.program};
   arguments.insert(arguments.end(), command.arguments.begin(), command.arguments.end());
   const auto argv = pointers(arguments);
   const std::string& out_target = command.out_path.empty() ? out_path_ : command.out_path;

@@ -24,9 +24,11 @@ struct Outcome {
 
 struct Command {
   std::vector<std::string> arguments = {};
-  std::string folder;           // where it runs; "" for the test's own
-  uint64_t max_file_bytes = 0;  // RLIMIT_FSIZE, 0 for none
-  std::string out_path;         // where stdout goes; "" to be kept
+  std::string program = BIOMOE_PROGRAM;       // absolute
+  std::vector<std::string> environment = {};  // NAME=value, beside what is there
+  std::string folder;                         // where it runs; "" for the test's own
+  uint64_t max_file_bytes = 0;                // RLIMIT_FSIZE, 0 for none
+  std::string out_path;                       // where stdout goes; "" to be kept
 };
 
 // A child that still runs; killed when this goes away first.
@@ -37,6 +39,7 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
   void kill_now() const;  // SIGKILL
+  int pid() const { return pid_; }
   Outcome wait();
 
  private:

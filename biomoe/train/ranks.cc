@@ -1,0 +1,139 @@
+#include "biomoe/train/ranks.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "biomoe/config/launch.h"
+#include "biomoe/core/version.h"
+#include "biomoe/dist/group_comm.h"
+#include "biomoe/dist/local/local_transport.h"
+
+namespace biomoe {
+namespace {
+
+// Every key and its value, a line each; the number of threads may differ between hosts.
+std::vector<std::string> config_lines(RunConfig& config) {
+  std::vector<std::string> lines{fmt::format("the version of biomoe: {}", kVersion)};
+  const FieldList list = FieldList::of(config);
+  for (const Field& field : list.fields()) {
+    if (field.key != "num_threads") lines.push_back(fmt::format("{}: {}", field.key, field_value(field)));
+  }
+  return lines;
+}
+
+std::string joined_lines(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line + '\0';
+  return text;
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
+}
+
+std::unique_ptr<Comm> start_world(const Launch& launch, double timeout_s) {
+  switch (launch.launcher) {
+    case Launcher::kNone:
+      return nullptr;
+    case Launcher::kSrun:
+      throw user_error(
+          "srun started {} tasks and gave them no MPI to find each other with; start them with srun "
+          "--mpi=pmix (or "
+          "pmi2), or with mpirun",
+          launch.processes);
+    case Launcher::kTorchrun:
+      throw user_error(
+          "RANK and WORLD_SIZE={} are set, as torchrun does; ranks on the CPU find each other through MPI: "
+          "start "
+          "them with mpirun -np {} or srun --mpi=pmix (or unset WORLD_SIZE for a run of one rank)",
+          launch.processes, launch.processes);
+    case Launcher::kMpi:
+      if (launch.processes == 1 && mpi::library().empty()) return nullptr;
+      return std::make_unique<GroupComm>(mpi::start(timeout_s));
+  }
+  return nullptr;
+}
+
+// A rank that the launcher has bound to some of the host's processors uses those; ranks that may all use all
+// of them share them out.
+int64_t threads_of_rank(int64_t on_host) {
+  const int64_t allowed = resolved_threads(0);
+  const int64_t share = std::max<int64_t>(1, sysconf(_SC_NPROCESSORS_ONLN) / on_host);
+  return std::min(allowed, share);
+}
+
+void require_supported(const RunConfig& config, const MeshSize& mesh) {
+  if (resolved_device(config.device) != Device::kCpu) {
+    throw user_error("{} ranks run on the CPU in this version; set device=cpu", mesh.world());
+  }
+  if (config.fp8_config.enabled) {
+    throw user_error("{} ranks train without fp8_config in this version; set fp8_config.enabled=false",
+                     mesh.world());
+  }
+  if (!config.init_from.empty() && mesh.ep > 1) {
+    throw user_error(
+        "init_from is for runs with parallelism.ep_size=1; make a checkpoint of it first, from which any "
+        "ranks go "
+        "on: biomoe checkpoint import {} {}",
+        config.init_from, config.run_dir);
+  }
+}
+
+}  // namespace
+
+void require_same_config(Comm& world, RunConfig config) {
+  const std::vector<std::string> own = config_lines(config);
+  const std::string first = broadcast_text(world, joined_lines(own), 0, "the configuration of rank 0");
+  std::string difference;
+  for (size_t i = 0, begin = 0; i < own.size() && difference.empty(); ++i) {
+    const size_t end = std::min(first.find('\0', begin), first.size());
+    const std::string theirs = first.substr(begin, end - begin);
+    if (theirs != own[i]) {
+      difference =
+          fmt::format("rank {} was started with another configuration than rank 0: {} there, {} on rank 0",
+                      world.rank(), own[i], theirs);
+    }
+    begin = end + 1;
+  }
+  for (const std::string& line : all_gather_text(world, difference, "the comparison of configurations")) {
+    if (!line.empty()) throw user_error("{}", line);
+  }
+}
+
+Ranks start_ranks(RunConfig& config) {
+  const ParallelismConfig& parallelism = config.parallelism;
+  auto world = start_world(read_launch(), parallelism.timeout_s);
+  if (!world) world = single_comm();
+  MeshSize mesh;
+  try {
+    require_same_config(*world, config);
+    mesh =
+        resolve_mesh(parallelism.dp_size, parallelism.ep_size, world->size(), config.model.num_local_experts);
+    config.parallelism.dp_size = mesh.dp;
+    if (world->size() > 1) require_supported(config, mesh);
+  } catch (const Error& error) {
+    throw error_of_rank(*world, error);
+  }
+  const auto hosts = all_gather_text(*world, host_name(), "the names of hosts");
+  Ranks ranks{Mesh(std::move(world), mesh), std::count(hosts.begin(), hosts.end(), host_name())};
+  if (!ranks.mesh.alone() && config.num_threads == 0) config.num_threads = threads_of_rank(ranks.on_host);
+  return ranks;
+}
+Error error_of_rank(const Comm& world, const Error& error) {
+  if (world.size() == 1) return error;
+  if (world.rank() != 0) {
+    std::signal(SIGTERM, SIG_DFL);
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+  const std::string text = error.what();
+  if (text.starts_with("rank ")) return error;
+  return Error(error.kind(), fmt::format("rank {}: {}", world.rank(), text));
+}
+
+}  // namespace biomoe

@@ -1,0 +1,61 @@
+#include "biomoe/train/sanity.h"
+
+#include <cmath>
+
+#include "biomoe/checkpoint/checksum.h"
+#include "biomoe/checkpoint/training_checkpoint.h"
+
+namespace biomoe {
+namespace {
+
+constexpr double kVerifyPatience = 20;  // of the ranks that do not read the checkpoint
+
+// Whether the ranks that hold copies of each region have the same bits in it.
+bool same_copies(const Model& model, const Mesh& mesh) {
+  bool same = true;
+  for (const ArenaRegion& region : model.parameters().regions()) {
+    const TensorView held = model.weights_A().rows(region.begin, region.count);
+    const std::string own = crc32_text(crc32_update(0, held.data, held.bytes()));
+    Comm& copies = region.experts ? mesh.dp() : mesh.world();
+    for (const std::string& other : all_gather_text(copies, own, "the checksums of weights"))
+      same = same && other == own;
+  }
+  int64_t differ = same ? 0 : 1;
+  Context host;
+  mesh.world().all_reduce(host, TensorView(&differ, DType::kI64, Shape{1}), ReduceOp::kMax,
+                          "the comparison of weights");
+  return differ == 0;
+}
+
+}  // namespace
+
+SanityReport check_sanity(const SanityInputs& inputs) {
+  SanityReport report;
+  const auto add = [&](bool good, const std::string& passed, const std::string& failed) {
+    (good ? report.passed : report.failed).push_back(good ? passed : failed);
+  };
+  if (inputs.first_loss) {
+    const double first = *inputs.first_loss, last = inputs.last_loss;
+    const std::string figures = fmt::format("from {:.4f} to {:.4f} in {} steps", first, last, inputs.steps);
+    add(std::isfinite(last) && last < first, "the loss fell " + figures, "the loss did not fall: " + figures);
+  } else {
+    report.failed.push_back("no step was made: the run was complete already; choose another run_dir");
+  }
+  const int ranks = inputs.mesh.size();
+  const bool same = same_copies(inputs.model, inputs.mesh);
+  if (ranks > 1) {
+    add(same, fmt::format("copies of weights are the same bits on all {} ranks", ranks),
+        "copies of weights differ between ranks");
+  }
+  std::string problem = "no checkpoint was saved";
+  if (inputs.mesh.rank() == 0 && !inputs.checkpoint.empty()) {
+    const VerifyResult result = verify_checkpoint(inputs.checkpoint);
+    problem = result.ok() ? "" : result.problems.front();
+  }
+  const Patience patience(inputs.mesh.world(), kVerifyPatience);
+  problem = broadcast_text(inputs.mesh.world(), problem, 0, "the outcome of reading the checkpoint");
+  add(problem.empty(), "the checkpoint reads back: " + inputs.checkpoint, problem);
+  return report;
+}
+
+}  // namespace biomoe

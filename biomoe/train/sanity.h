@@ -1,0 +1,31 @@
+// What a short run must show of the machine that it ran on.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "biomoe/dist/mesh.h"
+#include "biomoe/model/model.h"
+
+namespace biomoe {
+
+struct SanityReport {
+  std::vector<std::string> passed, failed;  // one line each
+  bool ok() const { return failed.empty(); }
+};
+
+struct SanityInputs {
+  const Model& model;
+  const Mesh& mesh;
+  std::optional<double> first_loss;  // of the first step made here, if one was
+  double last_loss = 0;
+  int64_t steps = 0;
+  std::string checkpoint;  // "" for none
+};
+
+// All ranks call it and get the same report: the loss fell, copies of weights are the same bits on the ranks
+// that hold them, the checkpoint reads back. CPU only.
+SanityReport check_sanity(const SanityInputs& inputs);
+
+}  // namespace biomoe

@@ -1,0 +1,231 @@
+// Runs of several processes under mpiexec: what they compute, what they refuse, and how they end when one of
+// them dies or stops answering.
+#include <csignal>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "biomoe/core/clock.h"
+#include "biomoe/core/file.h"
+#include "tests/cli/cli_test_util.h"
+
+namespace biomoe::test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class MpiRun : public CliTest {
+ protected:
+  // mpiexec with what lets it run in a container of few processors, by anybody.
+  Command mpiexec(std::vector<std::string> arguments) const {
+    Command made = command({"--oversubscribe"});
+    made.program = BIOMOE_MPIEXEC;
+    made.environment = {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+                        "OMPI_MCA_btl_vader_single_copy_mechanism=none",
+                        "OMPI_MCA_rmaps_base_oversubscribe=1"};
+    made.arguments.insert(made.arguments.end(), arguments.begin(), arguments.end());
+    return made;
+  }
+  static std::vector<std::string> program(int ranks, std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"-np", std::to_string(ranks), BIOMOE_PROGRAM});
+    return arguments;
+  }
+  Outcome run_ranks(int ranks, std::vector<std::string> arguments) const {
+    return Child(mpiexec(program(ranks, std::move(arguments)))).wait();
+  }
+  // A run of `ranks` in which a step is always four micro-batches.
+  std::vector<std::string> training(const std::string& run, int ranks,
+                                    std::vector<std::string> overrides) const {
+    overrides.insert(overrides.end(), {"num_threads=1", "grad_acc_steps=" + std::to_string(4 / ranks)});
+    return train_arguments(run, std::move(overrides));
+  }
+
+  // Waits for something to appear.
+  bool wait_for(const std::function<bool()>& there) const {
+    for (int i = 0; i < 3000; ++i) {
+      if (there()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return false;
+  }
+  bool wait_for_file(const std::string& name) const {
+    return wait_for([&] { return fs::exists(path(name)); });
+  }
+
+  // Processes of biomoe whose parent is `parent`, in the order of their numbers.
+  static std::vector<int> children(int parent) {
+    std::vector<int> found;
+    for (const auto& entry : fs::directory_iterator("/proc")) {
+      const std::string name = entry.path().filename().string();
+      if (name.find_first_not_of("0123456789") != name.npos) continue;
+      std::ifstream file(entry.path() / "stat");
+      std::string text;
+      std::getline(file, text);
+      const size_t end = text.rfind(')');
+      if (end == text.npos || text.find("(biomoe)") == text.npos) continue;
+      std::istringstream rest(text.substr(end + 1));
+      std::string state;
+      int its_parent = 0;
+      rest >> state >> its_parent;
+      if (its_parent == parent) found.push_back(std::stoi(name));
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+};
+
+TEST_F(MpiRun, TheSanityCheckPasses) {
+  const std::string source = BIOMOE_SOURCE_DIR;
+  for (const int ranks : {2, 4}) {
+    const std::string run = "sanity" + std::to_string(ranks);
+    const double begin = now_seconds();
+    const Outcome outcome =
+        run_ranks(ranks, {"train", "--config", source + "/configs/L0_sanity.yaml",
+                          "dataset.path=" + source + "/configs/data/lambda_phage.fa", "run_dir=" + run});
+    EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
+    EXPECT_THAT(outcome.out, ::testing::EndsWith("PASS\n"));
+    EXPECT_THAT(outcome.out, HasSubstr("the loss fell from "));
+    EXPECT_THAT(outcome.out, HasSubstr("the same bits on all " + std::to_string(ranks) + " ranks"));
+    EXPECT_EQ(step_metrics(run).size(), 10u);
+    EXPECT_LT(now_seconds() - begin, 60);
+  }
+}
+
+TEST_F(MpiRun, ASanityCheckThatFailsSaysWhy) {
+  const std::string source = BIOMOE_SOURCE_DIR;
+  const Outcome outcome = run_ranks(
+      2, {"train", "--config", source + "/configs/L0_sanity.yaml", "run_dir=run", "adamw_kwargs.lr=0",
+          "num_train_steps=1", "dataset.path=" + source + "/configs/data/lambda_phage.fa"});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.out, Not(HasSubstr("PASS")));
+  EXPECT_THAT(outcome.err, HasSubstr("biomoe: rank 0: FAIL: the loss did not fall"));
+}
+
+TEST_F(MpiRun, RanksTrainAsOneDoesAndGoOnFromEachOther) {
+  ASSERT_EQ(run(training("one", 1, {"num_train_steps=6"})).status, 0);
+  int64_t steps = 0;
+  for (const int ranks : {4, 2, 1}) {
+    steps += 2;
+    const std::vector<std::string> overrides{"num_train_steps=" + std::to_string(steps),
+                                             "parallelism.ep_size=" + std::to_string(ranks)};
+    const Outcome outcome = run_ranks(ranks, training("moving", ranks, overrides));
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+  }
+  const auto one = step_metrics("one"), moving = step_metrics("moving");
+  ASSERT_EQ(moving.size(), one.size());
+  for (size_t i = 0; i < one.size(); ++i) {
+    for (const char* key : {"loss", "aux_loss", "grad_norm"}) {
+      const double want = one[i][key].get<double>();
+      EXPECT_NEAR(moving[i][key].get<double>(), want, 1e-5 * std::abs(want)) << key << " of line " << i;
+    }
+  }
+  EXPECT_EQ(run({"checkpoint", "export", "moving", "hf"}).status, 0);
+  EXPECT_EQ(run({"checkpoint", "verify", "moving"}).status, 0);
+}
+
+TEST_F(MpiRun, WhatDoesNotFitIsRefusedBeforeAnythingIsMade) {
+  const Outcome three = run_ranks(3, train_arguments("run", {"parallelism.ep_size=2"}));
+  EXPECT_EQ(three.status, 2);
+  EXPECT_THAT(three.err, HasSubstr("biomoe: rank 0: parallelism.ep_size=2"));
+  EXPECT_EQ(three.out, "");
+  const Outcome alone = run(train_arguments("run", {"parallelism.ep_size=2"}));
+  expect_error(alone, 2, {"parallelism.ep_size=2", "1 are here", "mpirun -np"});
+  Command torchrun = command(train_arguments("run"));
+  torchrun.environment = {"RANK=0", "WORLD_SIZE=2"};
+  expect_error(Child(torchrun).wait(), 2, {"WORLD_SIZE=2", "mpirun"});
+  Command srun = command(train_arguments("run"));
+  srun.environment = {"SLURM_STEP_NUM_TASKS=2"};
+  expect_error(Child(srun).wait(), 2, {"srun --mpi=pmix"});
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
+TEST_F(MpiRun, ConfigurationsThatDifferBetweenRanksAreRefused) {
+  auto arguments = program(1, train_arguments("run", {"seed=1"}));
+  arguments.push_back(":");
+  const auto second = program(1, train_arguments("run", {"seed=2"}));
+  arguments.insert(arguments.end(), second.begin(), second.end());
+  const Outcome outcome = Child(mpiexec(arguments)).wait();
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err,
+              HasSubstr("rank 1 was started with another configuration than rank 0: seed: 2 there"));
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
+TEST_F(MpiRun, ARankThatDiesInAStepEndsTheOthers) {
+  const std::vector<std::string> settings{"num_train_steps=1000000", "checkpoint.save_every_n_steps=5",
+                                          "parallelism.ep_size=2"};
+  Child child(mpiexec(program(2, training("run", 2, settings))));
+  ASSERT_TRUE(wait_for_file("run/checkpoints/latest"));
+  const auto ranks = children(child.pid());
+  ASSERT_EQ(ranks.size(), 2u);
+  const double begin = now_seconds();
+  kill(ranks[1], SIGKILL);
+  const Outcome outcome = child.wait();
+  EXPECT_LT(now_seconds() - begin, 30);
+  EXPECT_NE(outcome.status, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("biomoe: rank 0: told to stop (SIGTERM)"));
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1"));
+  EXPECT_EQ(run({"checkpoint", "verify", "run"}).status, 0);
+  EXPECT_TRUE(children(child.pid()).empty());
+}
+
+TEST_F(MpiRun, ARankThatStopsAnsweringIsNamed) {
+  const std::vector<std::string> settings{"num_train_steps=1000000", "checkpoint.save_every_n_steps=5",
+                                          "parallelism.ep_size=2", "parallelism.timeout_s=2"};
+  Child child(mpiexec(program(4, training("run", 4, settings))));
+  ASSERT_TRUE(wait_for_file("run/checkpoints/latest"));
+  const auto ranks = children(child.pid());
+  ASSERT_EQ(ranks.size(), 4u);
+  const double begin = now_seconds();
+  kill(ranks[1], SIGSTOP);
+  const Outcome outcome = child.wait();
+  EXPECT_LT(now_seconds() - begin, 50);  // in a save the wait is longer
+  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("was not completed within"));
+  EXPECT_THAT(outcome.err, HasSubstr("waiting for rank 1"));
+  EXPECT_EQ(run({"checkpoint", "verify", "run"}).status, 0);
+}
+
+// Saves all the time: the kill falls into one nearly always, and whenever it falls the last save is whole.
+TEST_F(MpiRun, ARankThatDiesInASaveLeavesTheCheckpointBefore) {
+  const std::vector<std::string> settings{"num_train_steps=1000000", "checkpoint.save_every_n_steps=1",
+                                          "parallelism.ep_size=2", "config_kwargs.hidden_size=128",
+                                          "config_kwargs.intermediate_size=256"};
+  for (int victim = 0; victim < 2; ++victim) {
+    Child child(mpiexec(program(2, training("run", 2, settings))));
+    const std::string latest = path("run/checkpoints/latest");
+    ASSERT_TRUE(wait_for([&] { return fs::exists(latest); }));
+    const auto ranks = children(child.pid());
+    ASSERT_EQ(ranks.size(), 2u);
+    ASSERT_TRUE(wait_for([&] {
+      for (const auto& entry : fs::directory_iterator(path("run/checkpoints")))
+        if (entry.path().filename().string().find(".partial-") != std::string::npos) return true;
+      return false;
+    }));
+    kill(ranks[static_cast<size_t>(victim)], SIGKILL);
+    EXPECT_NE(child.wait().status, 0);
+    EXPECT_EQ(run({"checkpoint", "verify", "run"}).status, 0);
+  }
+  const std::string name = read_file(path("run/checkpoints/latest"));
+  const int64_t step = std::stoll(name.substr(name.find('_') + 1));
+  const Outcome outcome = run_ranks(
+      2, training("run", 2,
+                  {settings[2], settings[3], settings[4], "num_train_steps=" + std::to_string(step + 2)}));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+}
+
+TEST_F(MpiRun, ARankThatDiesInStartUpEndsTheOthers) {
+  Child child(mpiexec(program(2, training("run", 2, {"parallelism.ep_size=2", "num_train_steps=1000000"}))));
+  std::vector<int> ranks;
+  ASSERT_TRUE(wait_for([&] { return (ranks = children(child.pid())).size() == 2; }));
+  const double begin = now_seconds();
+  kill(ranks[0], SIGKILL);
+  EXPECT_NE(child.wait().status, 0);
+  EXPECT_LT(now_seconds() - begin, 30);
+}
+
+}  // namespace
+}  // namespace biomoe::test
