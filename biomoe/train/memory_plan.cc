@@ -95,10 +95,12 @@ std::vector<MemoryRow> device_memory_rows(const ModelConfig& model, const ModelL
                                           const OptimizerOptions& optimizer) {
   const ModelMemory planned = plan_model_memory(model, limits);
   const OptimizerMemory states = Optimizer::plan_memory(ParameterList(model, limits.place), optimizer);
+  const bool wide_states = limits.device != Device::kCpu && optimizer.states == OptimizerStates::kFp32;
   std::vector<MemoryRow> rows{
       {"weights", planned.weights, kSmallerModel},
       {"gradients", planned.gradients, kSmallerModel},
-      {"optimiser moments", states.moments + states.exchange, kSmallerModel},
+      {"optimiser moments", states.moments + states.exchange,
+       wide_states ? "optimizer_states=bf16" : kSmallerModel},
       {"activations", planned.saved_activations,
        fmt::format("dataset.token_micro_batch_size below {} (with more grad_acc_steps), or "
                    "recompute_layers up to {}",
@@ -157,7 +159,7 @@ RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
 }
 
 FitLine fit_line(const std::vector<MemoryRow>& rows, uint64_t bytes) {
-  const uint64_t total = sum_of(rows);
+  const uint64_t total = total_bytes(rows);
   const auto gb = [](uint64_t count) { return static_cast<double>(count) * 1e-9; };
   if (total <= bytes) return {true, fmt::format("fits: {:.1f} GB are left", gb(bytes - total))};
   const MemoryRow& largest = *std::max_element(

@@ -100,6 +100,36 @@ TEST_F(Plan, WithoutTheFilesItSaysWhatIsNotCounted) {
   EXPECT_THAT(run(arguments).out, HasSubstr("elsewhere.fa"));
 }
 
+// Of Mixtral-8x7B over eight GPUs, as shipped; the counts follow from its published shape.
+TEST_F(Plan, AMeshIsPlannedForOneOfItsRanks) {
+  const std::string config = std::string(BIOMOE_SOURCE_DIR) + "/configs/L1_8x7B_ep.yaml";
+  const auto plan_of = [&](std::vector<std::string> overrides) {
+    std::vector<std::string> arguments{"plan", "--config", config, "--json", path("plan.json")};
+    arguments.insert(arguments.end(), overrides.begin(), overrides.end());
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return json::parse(read_file(path("plan.json")));
+  };
+  const double experts = 32.0 * 3 * 4096 * 14336, all = 46702792704.0;
+  const double held = all - 7 * experts;  // of one of the eight experts
+  const json plan = plan_of({});
+  EXPECT_EQ(plan["parameters"], all);
+  EXPECT_EQ(plan["mesh"], json({{"dp", 1}, {"ep", 8}}));
+  const auto bytes = [](const json& from, const char* row) { return from["gpu_bytes"][row].get<double>(); };
+  EXPECT_NEAR(bytes(plan, "weights") / (2 * held), 1, 1e-4);
+  // Both moments in fp32: of the experts whole, of the rest an eighth.
+  EXPECT_NEAR(bytes(plan, "optimiser moments") / (8 * (experts + (held - experts) / 8)), 1, 1e-4);
+  EXPECT_EQ(plan["cards"]["80 GB"]["fits"], false);
+  EXPECT_THAT(plan["cards"]["80 GB"]["text"].get<std::string>(), HasSubstr("optimizer_states=bf16"));
+  EXPECT_EQ(plan["cards"]["141 GB"]["fits"], true);
+  EXPECT_EQ(plan["cards"]["192 GB"]["fits"], true);
+  const json two = plan_of({"parallelism.dp_size=2"});
+  EXPECT_NEAR(bytes(two, "optimiser moments") / bytes(plan, "optimiser moments"), 0.5, 1e-4);
+  EXPECT_EQ(plan_of({"optimizer_states=bf16"})["cards"]["80 GB"]["fits"], true);
+  expect_error(run({"plan", "--config", config, "parallelism.ep_size=3"}), 2,
+               {"num_local_experts=8", "ep_size=3"});
+}
+
 TEST_F(Plan, ARunThatCannotFitIsRefusedWithItsBytes) {
   const auto arguments = train_arguments("run", {"dataset.token_micro_batch_size=2000000000"});
   const json plan = planned(arguments);
