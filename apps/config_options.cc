@@ -3,6 +3,22 @@
 #include <filesystem>
 
 namespace biomoe::apps {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The small data that comes with the configurations, "configs/data/NAME", is found wherever those are.
+std::string shipped(const std::string& path, const std::vector<fs::path>& search) {
+  if (!path.starts_with("configs/data/")) return path;
+  std::error_code ignored;
+  for (const fs::path& configs : search) {
+    const fs::path found = configs / path.substr(std::string_view("configs/").size());
+    if (fs::exists(found, ignored)) return found.lexically_normal().string();
+  }
+  return path;
+}
+
+}  // namespace
 
 std::shared_ptr<ConfigOptions> add_config_options(CLI::App& command) {
   auto options = std::make_shared<ConfigOptions>();
@@ -14,7 +30,6 @@ std::shared_ptr<ConfigOptions> add_config_options(CLI::App& command) {
 }
 
 ResolvedConfig<RunConfig> ConfigOptions::load() const {
-  namespace fs = std::filesystem;
   // The checkout's configs/, then those beside the installed program.
   std::vector<fs::path> search{"configs"};
   std::error_code error;
@@ -23,7 +38,10 @@ ResolvedConfig<RunConfig> ConfigOptions::load() const {
     search.push_back(program / "../../../configs");
     search.push_back(program / "../share/biomoe/configs");
   }
-  return load_run_config({.name = name, .file = file, .overrides = overrides, .search_path = search});
+  ResolvedConfig<RunConfig> config =
+      load_run_config({.name = name, .file = file, .overrides = overrides, .search_path = search});
+  for (std::string& path : config.value.dataset.path) path = shipped(path, search);
+  return config;
 }
 
 }  // namespace biomoe::apps

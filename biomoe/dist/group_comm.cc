@@ -71,10 +71,16 @@ GroupComm::GroupComm(std::shared_ptr<Transport> transport, std::vector<int> rank
   BM_CHECK(self != ranks_.end(), "rank {} is not of its own group", transport_->rank());
   rank_ = static_cast<int>(self - ranks_.begin());
   if (ranks_.size() == 1) return;
-  piece_bytes_ = std::clamp(kAllPiecesBytes / ranks_.size() / 64 * 64, kSmallestPiece, kPieceBytes);
-  pieces_.resize(piece_bytes_ * ranks_.size());
+  pieces_.resize(planned_bytes(size()));
+  piece_bytes_ = pieces_.size() / ranks_.size();
   sends_.reserve(ranks_.size());
   receives_.reserve(ranks_.size());
+}
+
+size_t GroupComm::planned_bytes(int64_t ranks) {
+  const auto count = static_cast<size_t>(ranks);
+  if (count == 1) return 0;
+  return count * std::clamp(kAllPiecesBytes / count / 64 * 64, kSmallestPiece, kPieceBytes);
 }
 
 // Peers are ranks of this group up to here.

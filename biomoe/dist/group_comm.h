@@ -16,6 +16,7 @@ class GroupComm : public Comm {
  public:
   // All ranks of the transport.
   explicit GroupComm(std::shared_ptr<Transport> transport);
+  static size_t planned_bytes(int64_t ranks);  // what a group of so many sets aside
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(ranks_.size()); }

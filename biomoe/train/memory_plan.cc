@@ -5,6 +5,7 @@
 #include "biomoe/checkpoint/async_saver.h"
 #include "biomoe/core/system_memory.h"
 #include "biomoe/data/batch.h"
+#include "biomoe/dist/group_comm.h"
 #include "biomoe/model/model.h"
 #include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/device.h"
@@ -24,6 +25,10 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 // Measured on x86-64, Debian 12.
 constexpr uint64_t kProgramBytes = 19 * kMiB / 2;
 constexpr uint64_t kThreadBytes = kMiB / 2;
+
+// Open MPI 4.1 in a rank: its libraries, and its buffers that it shares with the others on a host. Read off a
+// run of two and of four ranks on one host, to a MiB.
+constexpr uint64_t kMpiBytes = 11 * kMiB;
 
 // On the GPU, the driver's context and the kernels of this program, cuBLASLt and cuDNN: what an H200 with
 // driver 580 had in use beyond what is allocated here, read once and to a tenth of a GiB. On the host, the
@@ -46,6 +51,12 @@ WindowIndex one_window(const DataConfig& data) {
                                                                 .stride = data.stride,
                                                                 .add_bos = data.add_bos,
                                                                 .add_eos = data.add_eos});
+}
+
+uint64_t message_bytes(const MeshSize& mesh) {
+  if (mesh.world() == 1) return 0;
+  return kMpiBytes + GroupComm::planned_bytes(mesh.world()) + GroupComm::planned_bytes(mesh.dp) +
+         GroupComm::planned_bytes(mesh.ep);
 }
 
 uint64_t validation_bytes(const DataConfig& data, const WindowIndex& windows) {
@@ -154,6 +165,7 @@ RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
        {"batches", batches,
         "a smaller dataset.token_micro_batch_size, grad_acc_steps or dataset.num_workers"},
        {"validation", validation, "fewer records held out"},
+       {"messages between ranks", message_bytes(planned_place(config).size), ""},
        {"program and threads", kProgramBytes + threads * kThreadBytes, "a smaller num_threads"}});
   return memory;
 }
