@@ -118,9 +118,6 @@ void resolve(const BenchChoices& choices, BenchOptions& options) {
       choice_of<ExpertFfnChoice>("--expert-ffn-mode", choices.mode, kExpertFfnChoiceNames), options.device,
       options.model, options.portable_kernels);
   options.routing = choice_of<Routing>("--routing", choices.routing, kRoutingNames);
-  if (options.param_remainders && options.states == OptimizerStates::kBf16) {
-    throw user_error("--optimizer-store-param-remainders needs --optimizer-states fp32");
-  }
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ struct BenchOptions {
   ExpertFfnMode mode = ExpertFfnMode::kGroupedLinear;
   Device device = Device::kCpu;
   OptimizerStates states = OptimizerStates::kFp32;
-  bool param_remainders = false, cuda_graph = true, deterministic = false, portable_kernels = false;
+  bool param_remainders = true, cuda_graph = true, deterministic = false, portable_kernels = false;
   Routing routing = Routing::kRandom;
   std::string json;
 };

@@ -46,12 +46,6 @@ void RunConfig::validate() const {
   if (!(std::isfinite(max_grad_norm) && max_grad_norm >= 0)) {
     throw user_error("max_grad_norm={} must be at least 0 (0: no clipping)", max_grad_norm);
   }
-  if (optimizer_store_param_remainders && optimizer_states == OptimizerStates::kBf16) {
-    throw user_error(
-        "optimizer_store_param_remainders=true is a way to keep masters, and optimizer_states=bf16 keeps "
-        "none; "
-        "set one of them otherwise");
-  }
   if (!(std::isfinite(parallelism.timeout_s) && parallelism.timeout_s > 0 &&
         parallelism.timeout_s <= kMaxTimeout)) {
     throw user_error("parallelism.timeout_s={} is outside (0, {}]", parallelism.timeout_s, kMaxTimeout);

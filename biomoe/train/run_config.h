@@ -91,7 +91,7 @@ struct RunConfig {
   int64_t seed = 0;
   DeviceChoice device = DeviceChoice::kAuto;
   OptimizerStates optimizer_states = OptimizerStates::kFp32;
-  bool optimizer_store_param_remainders = false;
+  bool optimizer_store_param_remainders = true;
   bool cuda_graph = true;
   bool deterministic = false;
   bool portable_kernels = false;

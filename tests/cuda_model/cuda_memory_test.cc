@@ -39,8 +39,8 @@ TEST(CudaMemory, IsPlannedWithinThreePercentOfWhatTheDriverReports) {
   for (const bool lean : {false, true}) {
     const TempFolder folder;
     RunConfig config = middle_run(folder);
+    config.optimizer_store_param_remainders = lean;
     if (lean) {
-      config.optimizer_store_param_remainders = true;
       config.recompute_layers = 4;
       config.grad_acc_steps = 2;
     }

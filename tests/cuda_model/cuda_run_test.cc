@@ -55,7 +55,6 @@ TEST(CudaRun, GoesOnWhereAnotherDeviceLeftIt) {
     for (const bool to_gpu : {false, true}) {
       const TempFolder folder;
       RunConfig config = gpu_run(folder);
-      config.optimizer_store_param_remainders = true;
       config.device = from_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
       resumed(config,
               [&](RunConfig& next) { next.device = to_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu; });

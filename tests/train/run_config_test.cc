@@ -14,21 +14,6 @@ TEST(RunConfig, TheReferenceInTheDocumentationIsThatOfTheKeys) {
       << "write it again: biomoe config --reference > docs/configuration.md";
 }
 
-TEST(RunConfig, RemaindersOfMastersNeedMasters) {
-  RunConfig config;
-  config.dataset.path = {"any.fa"};
-  config.optimizer_store_param_remainders = true;
-  EXPECT_NO_THROW(config.validate());
-  config.optimizer_states = OptimizerStates::kBf16;
-  try {
-    config.validate();
-    FAIL() << "not refused";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kUser);
-    EXPECT_NE(std::string(error.what()).find("optimizer_store_param_remainders"), std::string::npos);
-  }
-}
-
 TEST(RunConfig, PoisoningFollowsTheBuildUnlessSaid) {
 #ifdef NDEBUG
   EXPECT_FALSE(resolved_poison_activations(std::nullopt));

@@ -201,6 +201,7 @@ TEST(Trainer, OnTheCpuRemaindersOfMastersChangeNothing) {
   RunConfig with = tiny_run(with_folder), without = tiny_run(without_folder);
   with.device = without.device = DeviceChoice::kCpu;
   with.optimizer_store_param_remainders = true;
+  without.optimizer_store_param_remainders = false;
   EXPECT_EQ(train(with).summary.final_loss, train(without).summary.final_loss);
 }
 
