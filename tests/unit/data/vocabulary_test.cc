@@ -85,7 +85,7 @@ TEST(Vocabulary, ProteinHasEveryResidueOnce) {
 }
 
 TEST(Vocabulary, ComplementIsItsOwnInverseButForU) {
-  const auto& complement = Vocabulary::dna().complement();
+  const auto complement = Vocabulary::dna().complement();
   const std::string from = "ACGTRYKMBVDHSWNacgtrykmbvdhswn-*";
   const std::string to = "TGCAYRMKVBHDSWNtgcayrmkvbhdswn-*";
   for (size_t i = 0; i < from.size(); ++i)
