@@ -129,7 +129,7 @@ Error error_of_rank(const Comm& world, const Error& error) {
   if (world.size() == 1) return error;
   if (world.rank() != 0) {
     std::signal(SIGTERM, SIG_DFL);
-    std::this_thread::sleep_for(std::chrono::seconds(1));
+    std::this_thread::sleep_for(std::chrono::seconds(3));
   }
   const std::string text = error.what();
   if (text.starts_with("rank ")) return error;

@@ -26,8 +26,8 @@ Ranks start_ranks(RunConfig& config);
 // The first line in which the ranks' configurations differ from rank 0's, as an error of all ranks.
 void require_same_config(Comm& world, RunConfig config);
 
-// What a rank says of an error: with its number in front, and where it is not the first rank, after a second
-// in which the end of the first, if it met the same, has ended this one.
+// What a rank says of an error: with its number in front, and where it is not the first rank, after three
+// seconds in which the end of the first, if it met the same, has ended this one.
 Error error_of_rank(const Comm& world, const Error& error);
 
 }  // namespace biomoe
