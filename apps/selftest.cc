@@ -20,7 +20,7 @@ void run(const SelftestOptions& options) {
   const Device device =
       resolved_device(choice_of<DeviceChoice>("--device", options.device, kDeviceChoiceNames));
   const int threads = resolved_threads(options.num_threads);
-  const double band = selftest_band(device);
+  const double band = selftest_band();
   fmt::print("{} steps of a tiny model on the {}; losses may be off by {:.1f} %\n", kSelftestSteps,
              device == Device::kCpu ? "CPU" : "GPU", 100 * band);
   fmt::print("{:<22} {:>10} {:>10} {:>9} {:>8}\n", "recipe", "loss", "recorded", "off by", "seconds");

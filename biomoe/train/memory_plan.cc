@@ -119,8 +119,8 @@ std::vector<MemoryRow> device_memory_rows(const ModelConfig& model, const ModelL
       {"scratch and tables", planned.workspace, "a smaller dataset.max_seq_length or num_threads"}};
   if (limits.device == Device::kCpu) return rows;
   if (states.masters > 0) {
-    rows.push_back({optimizer.store_param_remainders ? "remainders of masters" : "fp32 masters", states.masters,
-                    "optimizer_store_param_remainders=true, or optimizer_states=bf16"});
+    rows.push_back({optimizer.store_param_remainders ? "remainders of masters" : "fp32 masters",
+                    states.masters, "optimizer_store_param_remainders=true, or optimizer_states=bf16"});
   }
   rows.push_back({"workspace of products", cuda::kProductWorkspaceBytes, ""});
   rows.push_back({"driver and kernels", kGpuContextBytes, ""});

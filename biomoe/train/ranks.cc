@@ -68,10 +68,12 @@ int64_t threads_of_rank(int64_t on_host) {
   return std::min(allowed, share);
 }
 
-void require_supported(const RunConfig& config, const MeshSize& mesh) {
-  if (resolved_device(config.device) != Device::kCpu) {
+// Resolves device=auto, and refuses what ranks cannot do yet.
+void require_supported(RunConfig& config, const MeshSize& mesh) {
+  if (config.device == DeviceChoice::kCuda) {
     throw user_error("{} ranks run on the CPU in this version; set device=cpu", mesh.world());
   }
+  config.device = DeviceChoice::kCpu;
   if (config.fp8_config.enabled) {
     throw user_error("{} ranks train without fp8_config in this version; set fp8_config.enabled=false",
                      mesh.world());

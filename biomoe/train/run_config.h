@@ -149,11 +149,11 @@ struct RunConfig {
     v.field("poison_activations", poison_activations,
             "fill activation memory with NaN before every step, so that a value read before it is written "
             "shows; null: true in debug builds (without NDEBUG), false in others");
-    v.section("fp8_config", fp8_config);
     v.field("sanity_check", sanity_check,
             "after training, check that the loss fell, that all ranks hold the same weights and that the "
             "checkpoint reads back, and say PASS or what is wrong (exit status 1)");
     v.section("parallelism", parallelism);
+    v.section("fp8_config", fp8_config);
     v.section("dataset", dataset);
     v.section("adamw_kwargs", adamw);
     v.section("lr_scheduler_kwargs", schedule);

@@ -65,16 +65,18 @@ Fp8Config recipe_config(Fp8Recipe recipe) {
 }  // namespace
 
 std::vector<SelftestCase> selftest_cases() {
-  constexpr double kPlain = 0.70189;
-  constexpr std::array<double, kFp8RecipeNames.size()> kLosses{0.69871, 0.70489, 0.69816, 0.70611};
+  constexpr double kPlain = 1.20295;
+  constexpr std::array<double, kFp8RecipeNames.size()> kLosses{1.20025, 1.20068, 1.19688, 1.21105};
   std::vector<SelftestCase> cases{{"without fp8", {}, kPlain}};
   for (size_t i = 0; i < kLosses.size(); ++i)
     cases.push_back({kFp8RecipeNames[i], recipe_config(static_cast<Fp8Recipe>(i)), kLosses[i]});
   return cases;
 }
 
-double selftest_band(Device device) {
-  return device == Device::kCpu ? 0.005 : 0.02;
+// Twice what rounding alone does: with learning rates apart by 1e-12 to 1e-5, eight runs of each recipe on a
+// CPU are up to 0.9 % from their mean.
+double selftest_band() {
+  return 0.02;
 }
 
 double run_selftest(const SelftestCase& test, Device device, int num_threads) {
@@ -101,10 +103,9 @@ double run_selftest(const SelftestCase& test, Device device, int num_threads) {
     settings.lr = kLearningRate * warm;
     settings.max_grad_norm = 1.0;
     runner.submit({&batch, 1}, settings);
-    const double loss = runner.finish_sync().lm_loss;
-    if (step >= kSelftestSteps - kSelftestMeasured) sum += loss;
+    sum += runner.finish_sync().lm_loss;
   }
-  return sum / static_cast<double>(kSelftestMeasured);
+  return sum / static_cast<double>(kSelftestSteps);
 }
 
 RecipeSupport recipe_support(Fp8Recipe, Device device) {

@@ -42,7 +42,8 @@ class Plan : public CliTest {
                                        "run_dir=" + path("run"),
                                        "dataset.path=" + path("genome.fa"),
                                        "num_train_steps=3",
-                                       "num_threads=2"};
+                                       "num_threads=2",
+                                       "device=cpu"};
     arguments.insert(arguments.end(), overrides.begin(), overrides.end());
     return arguments;
   }

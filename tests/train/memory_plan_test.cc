@@ -35,6 +35,7 @@ class MemoryPlan : public ::testing::Test {
     config_.dataset.max_seq_length = 64;
     config_.dataset.token_micro_batch_size = 256;
     config_.num_threads = 2;
+    config_.device = DeviceChoice::kCpu;
     config_.model.hidden_size = 64;
     config_.checkpoint.save_every_n_steps = 10;
   }

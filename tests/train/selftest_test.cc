@@ -9,7 +9,7 @@ namespace {
 TEST(Selftest, TheCpuGivesTheRecordedLosses) {
   for (const SelftestCase& test : selftest_cases()) {
     const double loss = run_selftest(test, Device::kCpu, 1);
-    EXPECT_NEAR(loss / test.loss, 1.0, selftest_band(Device::kCpu)) << test.name << ": " << loss;
+    EXPECT_NEAR(loss / test.loss, 1.0, selftest_band()) << test.name << ": " << loss;
   }
 }
 

@@ -47,6 +47,7 @@ inline RunConfig tiny_run(const TempFolder& folder) {
   config.grad_acc_steps = 2;
   config.seed = 5;
   config.num_threads = 2;
+  config.device = DeviceChoice::kCpu;
   config.poison_activations = true;
   config.dataset.path = {folder.write(
       "train.fa", ">a\n" + random_bases(280, 1) + "\n>b\nACGTNNACg\n>c\n" + random_bases(200, 2) + "\n")};

@@ -15,7 +15,7 @@ void gemm(Context& ctx, const GemmArgs& args) {
                   .inner = args.a.shape[args.transpose_a ? 0 : 1],
                   .accumulate = args.accumulate};
   const Tiling tiling = tile_product(c, a);
-  parallel_tiles(ctx, tiling.count(), [&](const Tile& tile) { sgemm_tile(c, a, b, tiling, tile); });
+  parallel_items(ctx, tiling.count(), [&](int64_t tile, int) { sgemm_tile(c, a, b, tiling, tile); });
 }
 
 }  // namespace biomoe::cpu

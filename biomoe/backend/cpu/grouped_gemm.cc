@@ -43,10 +43,11 @@ void run_experts(const Context& ctx, const GroupedGemmArgs& args, const ProductO
   };
   int64_t tiles = 0;
   for (int64_t e = 0; e < experts; ++e) tiles += tiling_of(e).count();
-  parallel_tiles(ctx, tiles, [&](Tile tile) {
+  parallel_items(ctx, tiles, [&](int64_t item, int) {
     int64_t e = 0;
+    int64_t tile = item;
     Tiling tiling = tiling_of(e);
-    for (; tile.index >= tiling.count(); tiling = tiling_of(++e)) tile.index -= tiling.count();
+    for (; tile >= tiling.count(); tiling = tiling_of(++e)) tile -= tiling.count();
     const ExpertProduct product = product_of(e);
     sgemm_tile(product.c, product.a, product.b, tiling, tile);
   });

@@ -68,27 +68,4 @@ void parallel_items(const Context& ctx, int64_t count, const Body& body) {
   }
 }
 
-// A tile of a result, or part `part` of `parts` of it.
-struct Tile {
-  int64_t index = 0;
-  int64_t part = 0;
-  int64_t parts = 1;
-};
-
-// body(Tile) for the tiles [0, count): whole ones, and towards the end parts, so that no thread waits long
-// for the one that took the last. For bodies whose results do not depend on how a tile is cut.
-template <typename Body>
-void parallel_tiles(const Context& ctx, int64_t count, const Body& body) {
-  constexpr int64_t kParts = 4;
-  const int64_t cut = ctx.num_threads > 1 ? std::min<int64_t>(count, ctx.num_threads) : 0;
-  const int64_t whole = count - cut;
-  parallel_items(ctx, whole + cut * kParts, [&](int64_t item, int) {
-    if (item < whole) {
-      body(Tile{item});
-    } else {
-      body(Tile{whole + (item - whole) / kParts, (item - whole) % kParts, kParts});
-    }
-  });
-}
-
 }  // namespace biomoe::cpu

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "biomoe/backend/cpu/parallel.h"
 #include "biomoe/backend/cpu/transpose.h"
 
 namespace biomoe::cpu {
@@ -362,12 +363,10 @@ Tiling tile_product(const Product& c, const Matrix& a, int64_t enough_tiles) {
   }
 }
 
-void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, const Tile& tile) {
+void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile) {
   // Neighbouring tiles share their rows of a and go through b.
-  const Range tile_rows = split_rows(c.rows, tiling.row_tiles, tile.index / tiling.column_tiles);
-  const Range part = split_rows(tile_rows.count(), tile.parts, tile.part);
-  const Range rows{tile_rows.begin + part.begin, tile_rows.begin + part.end};
-  const Range columns = split_range(c.columns, tiling.column_tiles, tile.index % tiling.column_tiles);
+  const Range rows = split_rows(c.rows, tiling.row_tiles, tile / tiling.column_tiles);
+  const Range columns = split_range(c.columns, tiling.column_tiles, tile % tiling.column_tiles);
   sgemm(part_of(c, rows, columns), shifted(a, rows.begin, 0), shifted(b, 0, columns.begin));
 }
 

@@ -3,8 +3,6 @@
 
 #include <cstdint>
 
-#include "biomoe/backend/cpu/parallel.h"
-
 namespace biomoe::cpu {
 
 // An operand as it lies in memory; `stride` elements from one row to the next.
@@ -54,7 +52,7 @@ struct Tiling {
 inline constexpr int64_t kEnoughTiles = 16;
 Tiling tile_product(const Product& c, const Matrix& a, int64_t enough_tiles = kEnoughTiles);
 
-// Computes a tile of [0, tiling.count()), or a part of one.
-void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, const Tile& tile);
+// Computes tile `tile` of [0, tiling.count()).
+void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile);
 
 }  // namespace biomoe::cpu

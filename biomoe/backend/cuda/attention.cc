@@ -28,7 +28,7 @@ void check_supported(const AttentionShape& shape, const TensorView& q, int64_t w
   if (shape.head_dim % 16 != 0 || shape.head_dim > widest) {
     throw user_error(
         "attention on this GPU takes heads of a width that is a multiple of 16 up to {}, not {}; change "
-        "head_dim",
+        "head_dim, or set device=cpu",
         widest, shape.head_dim);
   }
 }
