@@ -50,7 +50,11 @@ Loader::~Loader() {
 }
 
 void Loader::start_workers() {
-  for (int64_t i = 0; i < options_.num_workers; ++i) workers_.emplace_back([this] { work(); });
+  // Allocated here, since a worker may get its first turn late in a run.
+  const std::vector<uint8_t> scratch(static_cast<size_t>(part_->windows.options().max_seq_length) + 1);
+  for (int64_t i = 0; i < options_.num_workers; ++i) {
+    workers_.emplace_back([this, own = scratch]() mutable { work(own); });
+  }
 }
 
 void Loader::stop_workers() {
@@ -100,8 +104,7 @@ void Loader::fill_slot(Slot& slot, std::vector<uint8_t>& scratch) const {
   }
 }
 
-void Loader::work() {
-  std::vector<uint8_t> scratch(static_cast<size_t>(part_->windows.options().max_seq_length) + 1);
+void Loader::work(std::vector<uint8_t>& scratch) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     const auto capacity = static_cast<int64_t>(slots_.size());

@@ -70,7 +70,7 @@ class Loader {
   };
   void start_workers();
   void stop_workers();
-  void work();
+  void work(std::vector<uint8_t>& scratch);
   void plan_slot(Slot& slot);  // under mutex_
   void fill_slot(Slot& slot, std::vector<uint8_t>& scratch) const;
 

@@ -19,11 +19,12 @@ namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
-// The program before it holds anything of the run: 8 MiB are resident when it starts (`biomoe info`; pages of
-// the executable and its libraries), a run of one thread on a model of width 8 brings it to 9.5 (yaml-cpp,
-// htslib, small allocations). A thread adds its stack, its heap and the operands that it packs for products.
-// Measured on x86-64, Debian 12.
-constexpr uint64_t kProgramBytes = 19 * kMiB / 2;
+// The program before it holds anything of the run: what is resident when it starts (pages of the executable
+// and its libraries: 8 MiB, and with CUDA's libraries over 180), and 1.5 MiB that a run of one thread on a
+// model of width 8 adds (yaml-cpp, htslib, small allocations). A thread adds its stack, its heap and the
+// operands that it packs for products. Measured on x86-64, Debian 12.
+const uint64_t kResidentAtStart = resident_memory();
+constexpr uint64_t kProgramBytes = 3 * kMiB / 2;
 constexpr uint64_t kThreadBytes = kMiB / 2;
 
 // Open MPI 4.1 in a rank: its libraries, and its buffers that it shares with the others on a host. Read off a
@@ -168,7 +169,8 @@ RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
         "a smaller dataset.token_micro_batch_size, grad_acc_steps or dataset.num_workers"},
        {"validation", validation, "fewer records held out"},
        {"messages between ranks", message_bytes(planned_place(config).size), ""},
-       {"program and threads", kProgramBytes + threads * kThreadBytes, "a smaller num_threads"}});
+       {"program and threads", kResidentAtStart + kProgramBytes + threads * kThreadBytes,
+        "a smaller num_threads"}});
   return memory;
 }
 

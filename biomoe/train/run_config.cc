@@ -116,6 +116,17 @@ ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, co
   return mode;
 }
 
+void require_device_for(const ModelConfig& model, Device device) {
+  constexpr int64_t kStep = 16, kWidest = 256;
+  const int64_t width = model.key_width();
+  if (device == Device::kCpu || (width % kStep == 0 && width <= kWidest)) return;
+  throw user_error(
+      "heads are {} wide; attention with device=cuda takes multiples of {} up to {}: set "
+      "config_kwargs.head_dim, or "
+      "device=cpu",
+      width, kStep, kWidest);
+}
+
 Fp8Config resolved_fp8_config(const Fp8Config& config, Device device) {
   const bool mx = config.fp8_recipe == Fp8Recipe::kMxfp8BlockScaling;
   if (config.enabled && device == Device::kCuda && !mx && !config.fp8_recipe_kwargs.power_2_scale) {

@@ -177,6 +177,9 @@ Device resolved_device(DeviceChoice choice);
 ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, const ModelConfig& model,
                                        bool portable_kernels = false);
 
+// Throws user_error when the device cannot run the model.
+void require_device_for(const ModelConfig& model, Device device);
+
 // fp8_config as it runs on the device. Throws user_error when it cannot be emulated there exactly.
 Fp8Config resolved_fp8_config(const Fp8Config& config, Device device);
 

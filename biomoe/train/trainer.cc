@@ -65,7 +65,7 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
       ranks_(std::move(ranks)),
       started_seconds_(started_seconds) {
   resolve_model(resolved_.value, dataset_.vocabulary);
-  resolved_device(config_.device);  // refuses one that is not here
+  require_device_for(config_.model, resolved_device(config_.device));
   require_memory_for(config_, dataset_, ranks_->on_host);
   const ModelConfig& model = config_.model;
   const Mesh& mesh = ranks_->mesh;

@@ -24,8 +24,9 @@ class Chain : public CliTest {
   json parsed(const std::string& name) const { return json::parse(read_file(path(name))); }
   double evaluated(const std::string& checkpoint) const {
     const std::string out = path("eval.json");
-    ran({"eval", "--checkpoint", path(checkpoint), "--data", path("genome.fa"), "--holdout-fraction", "0.1",
-         "--max-seq-length", "64", "--threads", "2", "--markov", "0,2", "--json", out});
+    ran({"eval", "--device", "cpu", "--checkpoint", path(checkpoint), "--data", path("genome.fa"),
+         "--holdout-fraction", "0.1", "--max-seq-length", "64", "--threads", "2", "--markov", "0,2", "--json",
+         out});
     const json report = json::parse(read_file(out));
     EXPECT_EQ(report["markov"].size(), 2u);
     double nats = 0;
@@ -101,8 +102,9 @@ TEST_F(Chain, ExportedAndImportedWeightsAreTheSameModel) {
 
 TEST_F(Chain, GenerationFollowsItsSeedAndThePrompt) {
   ASSERT_EQ(train("run").status, 0);
-  const std::vector<std::string> words{"generate", "--checkpoint",     path("run"), "--prompt",
-                                       "ACGT",     "--max-new-tokens", "12",        "--seed"};
+  const std::vector<std::string> words{"generate",  "--device", "cpu",  "--checkpoint",
+                                       path("run"), "--prompt", "ACGT", "--max-new-tokens",
+                                       "12",        "--seed"};
   const auto generated = [&](const char* seed) {
     auto arguments = words;
     arguments.emplace_back(seed);

@@ -173,11 +173,17 @@ TEST_F(Commands, OutputThatCannotBeWrittenIsAFailure) {
 }
 
 TEST_F(Commands, BenchWritesItsFigures) {
-  const Outcome outcome = run({"bench",         "step", "--layers", "1",
-                               "--hidden",      "16",   "--ffn",    "16",
-                               "--num-experts", "2",    "--seq",    "16",
-                               "--batch",       "2",    "--steps",  "2",
-                               "--warmup",      "1",    "--json",   path("bench.json")});
+  const Outcome outcome = run({"bench",         "step",
+                               "--device",      "cpu",
+                               "--layers",      "1",
+                               "--hidden",      "16",
+                               "--ffn",         "16",
+                               "--num-experts", "2",
+                               "--seq",         "16",
+                               "--batch",       "2",
+                               "--steps",       "2",
+                               "--warmup",      "1",
+                               "--json",        path("bench.json")});
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_GT(nlohmann::json::parse(read_file(path("bench.json")))["tokens_per_s"].get<double>(), 0.0);
 }

