@@ -16,6 +16,11 @@ MeshSize resolve_mesh(int64_t dp_size, int64_t ep_size, int64_t world, int64_t n
         "many",
         num_experts, ep_size);
   }
+  constexpr int64_t kMostRanks = int64_t{1} << 30;  // whose product with the experts is no overflow
+  if (dp_size > kMostRanks) {
+    throw user_error("parallelism.dp_size={} is for more ranks than there can be, and {} are here", dp_size,
+                     world);
+  }
   const int64_t dp = dp_size > 0 ? dp_size : world / ep_size;
   if (dp > world || dp * ep_size != world) {
     throw user_error(
