@@ -78,7 +78,6 @@ void run(const ConfigOptions& options, const std::string& json_path) {
                                        {"micro_batches", config.grad_acc_steps},
                                        {"sequences_counted", dataset.has_value()},
                                        {"bytes", rows},
-                                       {"gpu_bytes", gpu_rows},
                                        {"total_bytes", memory.total()},
                                        {"gpu_bytes", gpu_rows},
                                        {"gpu_total_bytes", memory.gpu_total()},

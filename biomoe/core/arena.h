@@ -36,6 +36,14 @@ class ArenaPlanner : public TensorAllocator {
   size_t used_ = 0;
 };
 
+// Bytes that `lay_out(allocator)` takes of an arena.
+template <typename LayOut>
+size_t planned_bytes(const LayOut& lay_out) {
+  ArenaPlanner planner;
+  lay_out(planner);
+  return planner.used();
+}
+
 // Not thread-safe. Memory is page-aligned, reads as zero until written, and is the host's unless another
 // source is given. Move-only.
 class Arena : public TensorAllocator {

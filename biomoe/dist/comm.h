@@ -74,6 +74,10 @@ class Patience {
   Comm& comm_;
 };
 
+// The sum or maximum of a number of the host, on all ranks.
+int64_t all_reduce_value(Comm& comm, int64_t value, ReduceOp op, std::string_view what);
+double all_reduce_value(Comm& comm, double value, ReduceOp op, std::string_view what);
+
 // The root's text on all ranks.
 std::string broadcast_text(Comm& comm, const std::string& text, int root, std::string_view what);
 // Every rank's text, by rank.

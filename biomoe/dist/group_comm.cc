@@ -223,13 +223,10 @@ void GroupComm::broadcast(Context& ctx, const TensorView& x, int root, std::stri
 }
 
 void GroupComm::barrier(std::string_view what) {
-  Context host;
-  int64_t nothing = 0;
-  all_reduce(host, TensorView(&nothing, DType::kI64, Shape{1}), ReduceOp::kMax, what);
+  all_reduce_value(*this, int64_t{0}, ReduceOp::kMax, what);
 }
 
 std::unique_ptr<Comm> GroupComm::split(int64_t colour, int64_t key) {
-  Context host;
   struct Member {
     int64_t colour, key, rank;
   };
@@ -240,8 +237,8 @@ std::unique_ptr<Comm> GroupComm::split(int64_t colour, int64_t key) {
                TensorView(members.data(), DType::kI64, Shape{kFields * size()}), "a split of ranks");
   // Groups of one split share no rank, so they can share a tag; the next split needs another, unknown to all
   // of its members.
-  int64_t next = transport_->next_tag();
-  all_reduce(host, TensorView(&next, DType::kI64, Shape{1}), ReduceOp::kMax, "a split of ranks");
+  const int64_t next =
+      all_reduce_value(*this, int64_t{transport_->next_tag()}, ReduceOp::kMax, "a split of ranks");
   transport_->set_next_tag(static_cast<int>(next) + 1);
   std::erase_if(members, [&](const Member& member) { return member.colour != colour; });
   std::sort(members.begin(), members.end(), [](const Member& a, const Member& b) {
@@ -250,6 +247,18 @@ std::unique_ptr<Comm> GroupComm::split(int64_t colour, int64_t key) {
   std::vector<int> ranks;
   for (const Member& member : members) ranks.push_back(ranks_[static_cast<size_t>(member.rank)]);
   return std::unique_ptr<Comm>(new GroupComm(transport_, std::move(ranks), static_cast<int>(next)));
+}
+
+int64_t all_reduce_value(Comm& comm, int64_t value, ReduceOp op, std::string_view what) {
+  Context host;
+  comm.all_reduce(host, TensorView(&value, DType::kI64, Shape{1}), op, what);
+  return value;
+}
+
+double all_reduce_value(Comm& comm, double value, ReduceOp op, std::string_view what) {
+  Context host;
+  comm.all_reduce(host, TensorView(&value, DType::kF64, Shape{1}), op, what);
+  return value;
 }
 
 std::string broadcast_text(Comm& comm, const std::string& text, int root, std::string_view what) {

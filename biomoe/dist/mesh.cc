@@ -25,8 +25,7 @@ MeshSize resolve_mesh(int64_t dp_size, int64_t ep_size, int64_t world, int64_t n
   if (dp > world || dp * ep_size != world) {
     throw user_error(
         "parallelism.ep_size={} and dp_size={} are for {} ranks, and {} are here; start that many (mpirun "
-        "-np), "
-        "or change the sizes",
+        "-np), or change the sizes",
         ep_size, dp_size,
         dp_size > 0 ? fmt::format("{}", dp_size * ep_size) : fmt::format("a multiple of {}", ep_size), world);
   }

@@ -83,13 +83,6 @@ int64_t largest_work(const ModelConfig& config, int64_t tokens, int64_t keys) {
   return tokens * std::max({queries * config.hidden_size, experts, queries * keys});
 }
 
-template <typename LayOut>
-size_t planned_bytes(const LayOut& lay_out) {
-  ArenaPlanner planner;
-  lay_out(planner);
-  return planner.used();
-}
-
 LayerRoutingStats only_layer(const RoutingStats& stats) {
   const int64_t experts = stats.counts_LE.shape[1];
   return {.counts_E = TensorView(stats.counts_LE.data, DType::kI64, {experts}),

@@ -55,9 +55,8 @@ Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig
 
 size_t Fp8State::planned_bytes(const ModelConfig& model, const Fp8Config& config, const ComputeTypes& types,
                                int64_t tokens, bool training) {
-  ArenaPlanner planner;
-  lay_out(planner, model, config, types, tokens, training);
-  return planner.used();
+  return biomoe::planned_bytes(
+      [&](TensorAllocator& to) { lay_out(to, model, config, types, tokens, training); });
 }
 
 Fp8State::Fp8State(Context& ctx, const ModelConfig& model, const Fp8Config& config, const ComputeTypes& types,

@@ -130,33 +130,25 @@ DeviceBatch lay_out_batch(TensorAllocator& allocator, int64_t tokens, int64_t cu
           .cu_seqlens_B1 = allocator.tensor(DType::kI32, {cu_seqlens})};
 }
 
-// Bytes that `lay_out(planner)` takes.
-template <typename LayOut>
-size_t planned(const LayOut& lay_out) {
-  ArenaPlanner planner;
-  lay_out(planner);
-  return planner.used();
-}
-
 size_t activation_bytes(const ModelConfig& config, const ModelLimits& limits) {
   const ComputeTypes types = compute_types(limits.device, config, limits.micro_batches > 1);
-  return planned([&](ArenaPlanner& planner) {
+  return planned_bytes([&](TensorAllocator& planner) {
     Activations act;
     lay_out_activations(planner, config, limits, types, limits.max_tokens, act);
   });
 }
 
 size_t table_bytes(const ModelConfig& config, const ModelLimits& limits) {
-  return planned([&](ArenaPlanner& planner) { lay_out_tables(planner, config, limits); });
+  return planned_bytes([&](TensorAllocator& planner) { lay_out_tables(planner, config, limits); });
 }
 
 size_t squares_bytes(const ModelConfig& config, const ModelLimits& limits) {
   const ParameterList parameters(config, limits.place);
-  return planned([&](ArenaPlanner& planner) { lay_out_squares(planner, parameters, limits); });
+  return planned_bytes([&](TensorAllocator& planner) { lay_out_squares(planner, parameters, limits); });
 }
 
 size_t exchange_bytes(const ModelConfig& config) {
-  return planned([&](ArenaPlanner& planner) { lay_out_exchange(planner, config); });
+  return planned_bytes([&](TensorAllocator& planner) { lay_out_exchange(planner, config); });
 }
 
 // Room for the ends of so many sequences, of no tokens too, padded to a power of two.
@@ -166,7 +158,7 @@ int64_t cu_seqlens_capacity(int64_t sequences) {
 
 size_t batch_bytes(const ModelLimits& limits) {
   if (limits.device == Device::kCpu) return 0;
-  return planned([&](ArenaPlanner& planner) {
+  return planned_bytes([&](TensorAllocator& planner) {
     for (int64_t slot = 0; slot < limits.micro_batches; ++slot) {
       lay_out_batch(planner, limits.max_tokens, cu_seqlens_capacity(limits.max_tokens));
     }
@@ -482,9 +474,7 @@ void Model::share_routing(Comm& world) {
   world.all_reduce(ctx_, routing_.counts_LE, ReduceOp::kSum, "the experts' loads");
   world.all_reduce(ctx_, routing_.prob_sums_LE, ReduceOp::kSum, "the routers' probabilities");
   world.all_reduce(ctx_, routing_.z_sums_L, ReduceOp::kSum, "the routers' z-loss");
-  Context host;
-  world.all_reduce(host, TensorView(&routing_.tokens, DType::kI64, Shape{1}), ReduceOp::kSum,
-                   "the count of routed tokens");
+  routing_.tokens = all_reduce_value(world, routing_.tokens, ReduceOp::kSum, "the count of routed tokens");
 }
 
 void Model::share_losses(Comm& world) {

@@ -60,22 +60,28 @@ std::string GroupedLinear::str() const {
   return fmt::format("GroupedLinear({} experts, {} -> {})", num_experts(), in_features(), out_features());
 }
 
+GroupedLinear::Operands GroupedLinear::forward_operands(Context& ctx, const ExpertRows& rows,
+                                                        TensorView x_RI) const {
+  if (!quantizer) return {x_RI, w_EOI};
+  return {quantizer.rows(ctx, Operand::kActivation, false, x_RI, rows.offsets_E1),
+          quantizer.weights(ctx, false, w_EOI)};
+}
+
+GroupedLinear::Operands GroupedLinear::dgrad_operands(Context& ctx, const ExpertRows& rows,
+                                                      TensorView dy_RO) const {
+  if (!quantizer) return {dy_RO, w_EOI};
+  return {quantizer.rows(ctx, Operand::kGradient, false, dy_RO, rows.offsets_E1),
+          quantizer.weights(ctx, true, w_EOI)};
+}
+
 void GroupedLinear::forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, TensorView y_RO) const {
-  TensorView w = w_EOI;
-  if (quantizer) {
-    x_RI = quantizer.rows(ctx, Operand::kActivation, false, x_RI, rows.offsets_E1);
-    w = quantizer.weights(ctx, false, w);
-  }
-  run(ctx, Pass::kForward, *this, rows, {.x_RI = x_RI, .w_EOI = w, .y_RO = y_RO, .offsets_E1 = {}});
+  const auto [x, w] = forward_operands(ctx, rows, x_RI);
+  run(ctx, Pass::kForward, *this, rows, {.x_RI = x, .w_EOI = w, .y_RO = y_RO, .offsets_E1 = {}});
 }
 
 void GroupedLinear::dgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView dx_RI) const {
-  TensorView w = w_EOI;
-  if (quantizer) {
-    dy_RO = quantizer.rows(ctx, Operand::kGradient, false, dy_RO, rows.offsets_E1);
-    w = quantizer.weights(ctx, true, w);
-  }
-  run(ctx, Pass::kDgrad, *this, rows, {.x_RI = dx_RI, .w_EOI = w, .y_RO = dy_RO, .offsets_E1 = {}});
+  const auto [dy, w] = dgrad_operands(ctx, rows, dy_RO);
+  run(ctx, Pass::kDgrad, *this, rows, {.x_RI = dx_RI, .w_EOI = w, .y_RO = dy, .offsets_E1 = {}});
 }
 
 void GroupedLinear::wgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView x_RI,

@@ -29,6 +29,14 @@ struct GroupedLinear {
   int64_t in_features() const { return w_EOI.shape[2]; }
   std::string str() const;  // "GroupedLinear(8 experts, 64 -> 256)"
 
+  // What the products of forward and dgrad multiply: rows (x, or dy) and weights, quantised where there is a
+  // quantizer. Good until the next call.
+  struct Operands {
+    TensorView rows, weights;
+  };
+  Operands forward_operands(Context& ctx, const ExpertRows& rows, TensorView x_RI) const;
+  Operands dgrad_operands(Context& ctx, const ExpertRows& rows, TensorView dy_RO) const;
+
   void forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, TensorView y_RO) const;  // y assigned
   void dgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView dx_RI) const;  // dx assigned
   // dw assigned, or added to.

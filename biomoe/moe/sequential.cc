@@ -163,12 +163,7 @@ void Sequential::forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, 
     const auto output = [&](size_t of) { return of + 1 == count_ ? y_RO : memory.hidden[of]; };
     const TensorView input = i == 0 ? x_RI : memory.hidden[i - 1];
     if (fused_[i]) {
-      const auto& gate_up = std::get<GroupedLinear>(layers_[i]);
-      TensorView x = input, w = gate_up.w_EOI;
-      if (gate_up.quantizer) {
-        x = gate_up.quantizer.rows(ctx, Operand::kActivation, false, x, rows.offsets_E1);
-        w = gate_up.quantizer.weights(ctx, false, w);
-      }
+      const auto [x, w] = std::get<GroupedLinear>(layers_[i]).forward_operands(ctx, rows, input);
       grouped_gate_up(ctx, {.x_RD = x,
                             .w_E2FD = w,
                             .gate_up_R2F = memory.hidden[i],
@@ -211,11 +206,7 @@ void Sequential::backward(Context& ctx, const ExpertRows& rows, const Sequential
     // Before the gradient of the input may replace the input.
     if (linear.dw_EOI) linear.wgrad(ctx, rows, dy, input, args.accumulate);
     if (i >= 2 && fused_[i - 2]) {
-      TensorView dout = dy, w = linear.w_EOI;
-      if (linear.quantizer) {
-        dout = linear.quantizer.rows(ctx, Operand::kGradient, false, dout, rows.offsets_E1);
-        w = linear.quantizer.weights(ctx, true, w);
-      }
+      const auto [dout, w] = linear.dgrad_operands(ctx, rows, dy);
       grouped_down_backward(ctx, {.dy_RD = dout,
                                   .w_EDF = w,
                                   .gate_up_R2F = memory.hidden[i - 2],

@@ -9,17 +9,6 @@
 #include "biomoe/ops/dispatch.h"
 
 namespace biomoe {
-namespace {
-
-template <typename LayOut>
-size_t planned_bytes(const LayOut& lay_out) {
-  ArenaPlanner planner;
-  lay_out(planner);
-  return planner.used();
-}
-
-}  // namespace
-
 SplitSequential::SplitSequential(Context& ctx, DType type, const Sequential& layers, int64_t max_rows)
     : ctx_(ctx),
       type_(type),

@@ -25,9 +25,8 @@ OptimizerMemory Optimizer::plan_memory(const ParameterList& parameters, const Op
   OptimizerMemory memory;
   memory.moments = 2 * align_up(elements * dtype_size(state_type(options)));
   memory.masters = align_up(elements * master_element_bytes(options));
-  ArenaPlanner planner;
-  lay_out_exchange(planner, parameters.specs().size());
-  memory.exchange = planner.used();
+  memory.exchange =
+      planned_bytes([&](TensorAllocator& to) { lay_out_exchange(to, parameters.specs().size()); });
   return memory;
 }
 

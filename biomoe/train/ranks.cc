@@ -44,14 +44,12 @@ std::unique_ptr<Comm> start_world(const Launch& launch, double timeout_s) {
     case Launcher::kSrun:
       throw user_error(
           "srun started {} tasks and gave them no MPI to find each other with; start them with srun "
-          "--mpi=pmix (or "
-          "pmi2), or with mpirun",
+          "--mpi=pmix (or pmi2), or with mpirun",
           launch.processes);
     case Launcher::kTorchrun:
       throw user_error(
           "RANK and WORLD_SIZE={} are set, as torchrun does; ranks on the CPU find each other through MPI: "
-          "start "
-          "them with mpirun -np {} or srun --mpi=pmix (or unset WORLD_SIZE for a run of one rank)",
+          "start them with mpirun -np {} or srun --mpi=pmix (or unset WORLD_SIZE for a run of one rank)",
           launch.processes, launch.processes);
     case Launcher::kMpi:
       if (launch.processes == 1 && mpi::library().empty()) return nullptr;
@@ -81,8 +79,7 @@ void require_supported(RunConfig& config, const MeshSize& mesh) {
   if (!config.init_from.empty() && mesh.ep > 1) {
     throw user_error(
         "init_from is for runs with parallelism.ep_size=1; make a checkpoint of it first, from which any "
-        "ranks go "
-        "on: biomoe checkpoint import {} {}",
+        "ranks go on: biomoe checkpoint import {} {}",
         config.init_from, config.run_dir);
   }
 }
@@ -127,6 +124,7 @@ Ranks start_ranks(RunConfig& config) {
   if (!ranks.mesh.alone() && config.num_threads == 0) config.num_threads = threads_of_rank(ranks.on_host);
   return ranks;
 }
+
 Error error_of_rank(const Comm& world, const Error& error) {
   if (world.size() == 1) return error;
   if (world.rank() != 0) {

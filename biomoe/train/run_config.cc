@@ -10,6 +10,7 @@
 #include "biomoe/data/dataset.h"
 #include "biomoe/model/compute_types.h"
 #include "biomoe/moe/sequential.h"
+#include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/device.h"
 
 namespace biomoe {
@@ -117,14 +118,13 @@ ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, co
 }
 
 void require_device_for(const ModelConfig& model, Device device) {
-  constexpr int64_t kStep = 16, kWidest = 256;
   const int64_t width = model.key_width();
-  if (device == Device::kCpu || (width % kStep == 0 && width <= kWidest)) return;
+  if (device == Device::kCpu || (width % cuda::kHeadWidthStep == 0 && width <= cuda::kWidestHead)) return;
   throw user_error(
       "heads are {} wide; attention with device=cuda takes multiples of {} up to {}: set "
       "config_kwargs.head_dim, or "
       "device=cpu",
-      width, kStep, kWidest);
+      width, cuda::kHeadWidthStep, cuda::kWidestHead);
 }
 
 Fp8Config resolved_fp8_config(const Fp8Config& config, Device device) {
@@ -132,8 +132,7 @@ Fp8Config resolved_fp8_config(const Fp8Config& config, Device device) {
   if (config.enabled && device == Device::kCuda && !mx && !config.fp8_recipe_kwargs.power_2_scale) {
     throw user_error(
         "fp8_config.fp8_recipe_kwargs.power_2_scale=false: {} is emulated in BF16 on this GPU, which holds "
-        "its "
-        "values exactly only where scales are powers of two; set power_2_scale=true or device=cpu",
+        "its values exactly only where scales are powers of two; set power_2_scale=true or device=cpu",
         kFp8RecipeNames[static_cast<size_t>(config.fp8_recipe)]);
   }
   return config;

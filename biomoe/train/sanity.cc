@@ -20,11 +20,8 @@ bool same_copies(const Model& model, const Mesh& mesh) {
     for (const std::string& other : all_gather_text(copies, own, "the checksums of weights"))
       same = same && other == own;
   }
-  int64_t differ = same ? 0 : 1;
-  Context host;
-  mesh.world().all_reduce(host, TensorView(&differ, DType::kI64, Shape{1}), ReduceOp::kMax,
-                          "the comparison of weights");
-  return differ == 0;
+  return all_reduce_value(mesh.world(), int64_t{same ? 0 : 1}, ReduceOp::kMax, "the comparison of weights") ==
+         0;
 }
 
 }  // namespace

@@ -53,7 +53,8 @@ StepTime estimate_step_time(const RunConfig& config, double measure_seconds) {
   const DataConfig& data = config.dataset;
   StepTime time;
   time.num_threads = resolved_threads(config.num_threads);
-  const int64_t ranks = planned_place(config).size.world();
+  const bool alone = planned_place(config).size.world() == 1;
+  const char* const not_counted = alone ? "" : "; the time between ranks is not counted";
   time.flops = sequence_flops(model, data.max_seq_length) *
                static_cast<double>(data.token_micro_batch_size * config.grad_acc_steps) /
                static_cast<double>(data.max_seq_length);
@@ -64,12 +65,13 @@ StepTime estimate_step_time(const RunConfig& config, double measure_seconds) {
     time.flops_per_second = kFlopsPerSecond;
     time.update_seconds = static_cast<double>(ParameterList(model, planned_place(config)).owned_elements()) *
                           bytes / kBytesPerSecond;
-    time.basis = "an H200's grouped products, and AdamW at its memory's rate (stated, not measured here)";
-    if (ranks > 1) time.basis += "; the time between ranks is not counted";
+    time.basis = fmt::format(
+        "an H200's grouped products, and AdamW at its memory's rate (stated, not measured here){}",
+        not_counted);
     return time;
   }
-  time.basis = fmt::format("this machine's matrix products with {} threads (measured now)", time.num_threads);
-  if (ranks > 1) time.basis += "; the time between ranks is not counted";
+  time.basis = fmt::format("this machine's matrix products with {} threads (measured now){}",
+                           time.num_threads, not_counted);
   // A product of these sides takes milliseconds; larger ones run at the same rate.
   constexpr int64_t kLargest = 1024;
   const int64_t rows = data.token_micro_batch_size * model.num_experts_per_tok / model.num_local_experts;

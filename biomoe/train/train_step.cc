@@ -69,23 +69,25 @@ void StepRunner::submit(std::span<const Batch> micro_batches, const StepSettings
 void StepRunner::enqueue(std::span<const DeviceBatch* const> batches, double max_grad_norm) {
   const ModelConfig& config = model_.config();
   model_.reset_sums();
-  const bool count_ahead =
-      batches.size() > 1 && (config.router_aux_loss_coef > 0 || config.router_z_loss_coef > 0);
+  // The routing of the whole global batch is known before the first backward, or nothing there depends on it.
+  const bool several = batches.size() > 1;
+  const bool count_ahead = several && (config.router_aux_loss_coef > 0 || config.router_z_loss_coef > 0);
+  const auto share_routing = [this] {
+    if (mesh_) model_.share_routing(mesh_->world());
+  };
   if (count_ahead) {
     for (const DeviceBatch* batch : batches) model_.count_routing(*batch);
+    share_routing();
   }
-  // The routing of the whole global batch is known before the first backward, or nothing there depends on it.
-  const bool counted_late = !count_ahead && batches.size() > 1;
-  if (mesh_ && count_ahead) model_.share_routing(mesh_->world());
   bool accumulate = false;
   for (const DeviceBatch* batch : batches) {
     model_.forward(*batch, !count_ahead);
     model_.loss(*batch, true, accumulate);
-    if (mesh_ && !count_ahead && !counted_late) model_.share_routing(mesh_->world());
+    if (!several) share_routing();
     model_.backward(*batch, config.router_aux_loss_coef, config.router_z_loss_coef, accumulate);
     accumulate = true;
   }
-  if (mesh_ && counted_late) model_.share_routing(mesh_->world());
+  if (several && !count_ahead) share_routing();
   if (mesh_) model_.share_losses(mesh_->world());
   model_.finish_step(config.router_aux_loss_coef);
   update(max_grad_norm);

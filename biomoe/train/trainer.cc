@@ -171,10 +171,7 @@ MaskCounts Trainer::mask_counts() const {
 }
 
 double Trainer::over_ranks(double value) const {
-  Context host;
-  ranks_->mesh.world().all_reduce(host, TensorView(&value, DType::kF64, Shape{1}), ReduceOp::kSum,
-                                  "the figures of the step");
-  return value;
+  return all_reduce_value(ranks_->mesh.world(), value, ReduceOp::kSum, "the figures of the step");
 }
 
 void Trainer::save() {

@@ -10,6 +10,7 @@
 #include "biomoe/backend/cuda/state.h"
 #include "biomoe/core/error.h"
 #include "biomoe/ops/attention_calls.h"
+#include "biomoe/ops/cuda_sizes.h"
 
 namespace biomoe::cuda {
 namespace {
@@ -25,16 +26,16 @@ void check_supported(const AttentionShape& shape, const TensorView& q, int64_t w
     throw user_error("attention on the GPU computes in BF16, not {}; set device=cpu or a bf16 recipe",
                      dtype_name(q.dtype));
   }
-  if (shape.head_dim % 16 != 0 || shape.head_dim > widest) {
+  if (shape.head_dim % kHeadWidthStep != 0 || shape.head_dim > widest) {
     throw user_error(
-        "attention on this GPU takes heads of a width that is a multiple of 16 up to {}, not {}; change "
+        "attention on this GPU takes heads of a width that is a multiple of {} up to {}, not {}; change "
         "head_dim, or set device=cpu",
-        widest, shape.head_dim);
+        kHeadWidthStep, widest, shape.head_dim);
   }
 }
 
 int64_t widest_of_cudnn(const Context& ctx) {
-  return ctx.state->compute_capability / 10 == 9 ? 256 : 128;
+  return ctx.state->compute_capability / 10 == 9 ? kWidestHead : 128;
 }
 
 // Only Hopper's kernels for sums in a fixed order keep the score gradients in memory.

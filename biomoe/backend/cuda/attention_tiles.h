@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "biomoe/ops/cuda_sizes.h"
+
 namespace biomoe::cuda {
 
 // A matrix of bf16: one token a row, heads side by side.
@@ -18,7 +20,7 @@ struct TileRows {
 };
 
 // Widths of heads: multiples of 16, up to these.
-inline constexpr int64_t kTileForwardWidth = 256;
+inline constexpr int64_t kTileForwardWidth = kWidestHead;
 inline constexpr int64_t kTileBackwardWidth = 128;
 
 struct TileShape {
