@@ -12,9 +12,9 @@
 
 namespace biomoe::apps {
 
-Batch random_batch(const BenchOptions& options) {
+Batch random_batch(const BenchOptions& options, int64_t rank) {
   Batch batch;
-  const Rng rng(1, RngStream::kTest);
+  const Rng rng(1 + static_cast<uint64_t>(rank), RngStream::kTest);
   for (int64_t b = 0; b < options.batch; ++b) {
     for (int64_t s = 0; s < options.seq; ++s) {
       const auto counter = static_cast<uint64_t>(batch.num_tokens());
@@ -95,7 +95,7 @@ void add_sizes(CLI::App& command, BenchOptions& options) {
 // Options as text, until a command reads them.
 struct BenchChoices {
   std::string mode{kExpertFfnChoiceNames[0]}, device{kDeviceChoiceNames[0]}, states{kOptimizerStatesNames[0]},
-      routing{kRoutingNames[0]};
+      routing{kRoutingNames[0]}, dispatcher{kDispatcherChoiceNames[0]};
 };
 
 void add_choices(CLI::App& command, BenchChoices& choices, BenchOptions& options) {
@@ -111,12 +111,26 @@ void add_choices(CLI::App& command, BenchChoices& choices, BenchOptions& options
   command.add_option("--deterministic", options.deterministic, "as the configuration's deterministic");
 }
 
+// Joins the ranks that a launcher started; only then the device is known.
+Ranks join(const BenchChoices& choices, BenchOptions& options) {
+  RunConfig config;
+  config.model = options.model;
+  config.num_threads = options.num_threads;
+  config.device = choice_of<DeviceChoice>("--device", choices.device, kDeviceChoiceNames);
+  config.parallelism.ep_size = options.ep;
+  Ranks ranks = start_ranks(config);
+  options.device = resolved_device(config.device);
+  options.num_threads = config.num_threads;
+  return ranks;
+}
+
 void resolve(const BenchChoices& choices, BenchOptions& options) {
-  options.device = resolved_device(choice_of<DeviceChoice>("--device", choices.device, kDeviceChoiceNames));
   options.states = choice_of<OptimizerStates>("--optimizer-states", choices.states, kOptimizerStatesNames);
   options.mode = resolved_expert_ffn_mode(
       choice_of<ExpertFfnChoice>("--expert-ffn-mode", choices.mode, kExpertFfnChoiceNames), options.device,
       options.model, options.portable_kernels);
+  options.dispatcher =
+      choice_of<DispatcherChoice>("--dispatcher", choices.dispatcher, kDispatcherChoiceNames);
   options.routing = choice_of<Routing>("--routing", choices.routing, kRoutingNames);
 }
 
@@ -132,15 +146,22 @@ void add_bench(CLI::App& app) {
   CLI::App* ops = command->add_subcommand("ops", "each operation alone, beside the machine's ceilings");
   for (CLI::App* sub : {step, moe, ops}) add_sizes(*sub, *options);
   auto choices = std::make_shared<BenchChoices>();
+  step->add_option("--ep-size", options->ep,
+                   "ranks that the experts are split over, of those that mpirun starts");
+  step->add_option("--dispatcher", choices->dispatcher, "as the configuration's parallelism.dispatcher");
   step->add_option("--expert-ffn-mode", choices->mode, "as the configuration's expert_ffn_mode");
   for (CLI::App* sub : {step, moe}) add_choices(*sub, *choices, *options);
   step->callback([options, choices] {
     check(*options);
+    const Ranks ranks = join(*choices, *options);
     resolve(*choices, *options);
-    report(*options, bench_step(*options));
+    const nlohmann::json result = bench_step(*options, ranks);
+    if (ranks.first()) report(*options, result);
   });
   moe->callback([options, choices] {
     check(*options);
+    options->device =
+        resolved_device(choice_of<DeviceChoice>("--device", choices->device, kDeviceChoiceNames));
     resolve(*choices, *options);
     write_json(*options, bench_moe(*options));
   });

@@ -13,6 +13,7 @@
 #include "biomoe/model/model_config.h"
 #include "biomoe/moe/moe_layer.h"
 #include "biomoe/optim/optim_config.h"
+#include "biomoe/train/ranks.h"
 
 namespace biomoe::apps {
 
@@ -29,19 +30,22 @@ struct BenchOptions {
   OptimizerStates states = OptimizerStates::kFp32;
   bool param_remainders = true, cuda_graph = true, deterministic = false, portable_kernels = false;
   Routing routing = Routing::kRandom;
+  int64_t ep = 1;  // ranks that the experts are split over
+  DispatcherChoice dispatcher = DispatcherChoice::kAuto;
   std::string json;
 };
 
-// options.batch sequences of random tokens; the last token of each has no target.
-Batch random_batch(const BenchOptions& options);
+// options.batch sequences of random tokens, other ones on every rank; the last token of each has no target.
+Batch random_batch(const BenchOptions& options, int64_t rank = 0);
 
 // Version, device, threads and sizes: the head of every report.
 nlohmann::json bench_header(const BenchOptions& options, const char* what);
 
 double median_of(std::vector<double> values);
 
-// Whole steps (forward, loss, backward, norm, clipping, AdamW) on random tokens.
-nlohmann::json bench_step(const BenchOptions& options);
+// Whole steps (forward, loss, backward, norm, clipping, AdamW) on random tokens, by all ranks together; every
+// rank gets its report.
+nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks = {});
 
 // Whole steps with each expert_ffn_mode that the device has, and the best of them in a fixed order of sums;
 // prints the table.

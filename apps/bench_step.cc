@@ -6,6 +6,7 @@
 #include "biomoe/core/clock.h"
 #include "biomoe/core/rng.h"
 #include "biomoe/model/parameter_io.h"
+#include "biomoe/ops/comm_clock.h"
 #include "biomoe/ops/device_peak.h"
 #include "biomoe/train/memory_plan.h"
 #include "biomoe/train/trainer.h"
@@ -90,16 +91,35 @@ void skew_routing(Model& model, Optimizer& optimizer) {
   }
 }
 
-ModelLimits limits_of(const BenchOptions& options, int64_t tokens) {
-  return {.max_tokens = tokens,
-          .max_seqlen = options.seq,
-          .num_threads = resolved_threads(options.num_threads),
-          .training = true,
-          .recompute_layers = 0,
-          .expert_ffn_mode = options.mode,
-          .device = options.device,
-          .deterministic = options.deterministic,
-          .portable_kernels = options.portable_kernels};
+ModelLimits limits_of(const BenchOptions& options, const Mesh& mesh, int64_t tokens) {
+  ModelLimits limits{.max_tokens = tokens,
+                     .max_seqlen = options.seq,
+                     .num_threads = resolved_threads(options.num_threads),
+                     .training = true,
+                     .recompute_layers = 0,
+                     .expert_ffn_mode = options.mode,
+                     .device = options.device,
+                     .deterministic = options.deterministic,
+                     .portable_kernels = options.portable_kernels};
+  join_ranks(mesh, options.dispatcher, limits);
+  return limits;
+}
+
+// Milliseconds of a step in which operations wait for communication: the median of a few that are not
+// recorded.
+double communication_of_step(Model& model, Optimizer& optimizer, const Mesh& mesh, const Batch& batch) {
+  constexpr int64_t kSteps = 5;
+  StepRunner runner(model, optimizer, false, &mesh);
+  CommClock clock;
+  std::vector<double> totals;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    model.context().comm_clock = &clock;
+    runner.submit({&batch, 1}, {.step = step, .lr = 1e-5, .max_grad_norm = 1.0});
+    model.context().comm_clock = nullptr;
+    runner.finish_sync();
+    totals.push_back(clock.total_ms_sync());
+  }
+  return median_of(totals);
 }
 
 // Share of the rows that the expert with the most gets, of the layer where that is the least.
@@ -114,19 +134,29 @@ double least_largest_share(const RoutingStats& routing, int64_t top_k) {
   return least;
 }
 
+// Null where experts are not split.
+nlohmann::json dispatcher_name(const ModelLimits& limits) {
+  if (limits.place.size.ep == 1) return nullptr;
+  if (limits.device == Device::kCpu) return "mpi";
+  return limits.expert_messages ? "nccl" : "p2p";
+}
+
 }  // namespace
 
-nlohmann::json bench_step(const BenchOptions& options) {
+nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks) {
   options.model.validate();
-  const Batch batch = random_batch(options);
-  const ModelLimits limits = limits_of(options, batch.num_tokens());
-  const OptimizerOptions states{
-      .device = options.device, .states = options.states, .store_param_remainders = options.param_remainders};
+  const Mesh& mesh = ranks.mesh;
+  const Batch batch = random_batch(options, mesh.rank());
+  const ModelLimits limits = limits_of(options, mesh, batch.num_tokens());
+  const OptimizerOptions states{.device = options.device,
+                                .states = options.states,
+                                .store_param_remainders = options.param_remainders,
+                                .world = mesh.alone() ? nullptr : &mesh.world()};
   Model model(options.model, limits);
   Optimizer optimizer(model.parameters(), {}, states);
   set_weights(model, optimizer);
   if (options.routing == Routing::kSkewed) skew_routing(model, optimizer);
-  StepRunner runner(model, optimizer, options.cuda_graph && options.mode != ExpertFfnMode::kLoop);
+  StepRunner runner(model, optimizer, options.cuda_graph && can_record_steps(limits), &mesh);
   std::vector<double> seconds;
   double loss = 0;
   for (int64_t step = 0; step < options.warmup + options.steps; ++step) {
@@ -135,6 +165,8 @@ nlohmann::json bench_step(const BenchOptions& options) {
     loss = runner.finish_sync().loss;
     if (step >= options.warmup) seconds.push_back(now_seconds() - begin);
   }
+  double communication_ms = 0;
+  if (!mesh.alone()) communication_ms = communication_of_step(model, optimizer, mesh, batch);
   const double median = median_of(seconds);
   const auto [fastest, slowest] = std::minmax_element(seconds.begin(), seconds.end());
   const double flops = step_flops(options.model, model.parameters(), batch);
@@ -152,7 +184,13 @@ nlohmann::json bench_step(const BenchOptions& options) {
        {"step_ms", median * 1e3},
        {"min_ms", *fastest * 1e3},
        {"max_ms", *slowest * 1e3},
-       {"tokens_per_s", static_cast<double>(batch.num_tokens()) / median},
+       {"ranks", mesh.size()},
+       {"dp", mesh.place().size.dp},
+       {"ep", mesh.place().size.ep},
+       {"dispatcher", dispatcher_name(limits)},
+       {"communication_ms", communication_ms},
+       {"tokens_per_s_per_rank", static_cast<double>(batch.num_tokens()) / median},
+       {"tokens_per_s", static_cast<double>(batch.num_tokens() * mesh.size()) / median},
        {"gflops", flops / median * 1e-9},
        {"mfu", nullptr},
        {"loss", loss}});

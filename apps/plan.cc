@@ -15,6 +15,8 @@ namespace {
 
 // Memory of cards in use (A100 and H100; H200; B200), in 10^9 bytes.
 constexpr uint64_t kCards[] = {80, 141, 192};
+// GPUs that a run over ranks is also planned for.
+constexpr int64_t kWorlds[] = {8, 64, 1024};
 
 void print_plan(const nlohmann::ordered_json& plan, const RunMemory& memory,
                 const std::string& missing_data) {
@@ -33,9 +35,33 @@ void print_plan(const nlohmann::ordered_json& plan, const RunMemory& memory,
     fmt::print("{:<24} {}\n", card + " card", line["text"].get<std::string>());
   if (!missing_data.empty()) fmt::print("without the sequences: {}\n", missing_data);
   const auto& time = plan["step_time"];
-  fmt::print("step time: at least {:.3g} s: {:.3g} FLOPs at {:.1f} GFLOP/s of {}\n",
+  fmt::print("step time: at least {:.3g} s: {:.3g} FLOPs at {:.4g} GFLOP/s of {}\n",
              time["seconds"].get<double>(), time["flops"].get<double>(),
              time["gemm_flops_per_second"].get<double>() * 1e-9, time["basis"].get<std::string>());
+  for (const auto& world : plan["worlds"]) {
+    fmt::print(
+        "{:>6} GPUs (dp {} x ep {}): {:.3g} s, of which {:.2g} s communication that nothing hides; "
+        "{:.0f} tokens/s a GPU\n",
+        world["gpus"].get<int64_t>(), world["dp"].get<int64_t>(), ep, world["seconds"].get<double>(),
+        world["communication_seconds"].get<double>(), world["tokens_per_s_per_gpu"].get<double>());
+  }
+}
+
+nlohmann::json step_times_of_worlds(const RunConfig& config) {
+  nlohmann::json worlds = nlohmann::json::array();
+  const int64_t ep = config.parallelism.ep_size;
+  if (planned_place(config).size.world() == 1 || planned_device(config.device) == Device::kCpu) return worlds;
+  for (const int64_t gpus : kWorlds) {
+    if (gpus % ep != 0) continue;
+    const StepTime time = estimate_gpu_step_time(config, gpus / ep);
+    const auto tokens = static_cast<double>(config.dataset.token_micro_batch_size * config.grad_acc_steps);
+    worlds.push_back({{"gpus", gpus},
+                      {"dp", gpus / ep},
+                      {"seconds", time.seconds()},
+                      {"communication_seconds", time.communication_seconds},
+                      {"tokens_per_s_per_gpu", tokens / time.seconds()}});
+  }
+  return worlds;
 }
 
 void run(const ConfigOptions& options, const std::string& json_path) {
@@ -84,9 +110,12 @@ void run(const ConfigOptions& options, const std::string& json_path) {
                                        {"step_time",
                                         {{"seconds", time.seconds()},
                                          {"flops", time.flops},
+                                         {"update_seconds", time.update_seconds},
+                                         {"communication_seconds", time.communication_seconds},
                                          {"gemm_flops_per_second", time.flops_per_second},
                                          {"threads", time.num_threads},
-                                         {"basis", time.basis}}}};
+                                         {"basis", time.basis}}},
+                                       {"worlds", step_times_of_worlds(config)}};
   print_plan(plan, memory, missing_data);
   if (!json_path.empty()) replace_file(json_path, plan.dump(2) + "\n");
 }

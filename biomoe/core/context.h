@@ -9,14 +9,17 @@ enum class Device : uint8_t { kCpu, kCuda };
 
 // A stream, library handles and their plans; what is in it is the backend's (see ops/device.h).
 struct DeviceState;
+class CommClock;
 
 struct Context {
   Device device = Device::kCpu;
   int num_threads = 1;            // CPU threads; results are bitwise the same for a fixed number
   Arena* scratch = nullptr;       // memory of the device that an op may use during its call (*_scratch_bytes)
   DeviceState* state = nullptr;   // null on the CPU
+  void* stream = nullptr;         // of the state, for what other libraries give to the device: cudaStream_t
   bool deterministic = false;     // on the GPU: bitwise equal runs (the CPU's always are)
   bool portable_kernels = false;  // on the GPU: none that only some of those this program runs on have
+  CommClock* comm_clock = nullptr;  // where set, it times communication between ranks (ops/comm_clock.h)
 };
 
 }  // namespace biomoe

@@ -1,178 +1,22 @@
 #include "biomoe/model/model.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "biomoe/core/rng.h"
+#include "biomoe/model/model_layout.h"
 #include "biomoe/model/parameter_io.h"
-#include "biomoe/ops/adamw.h"
+#include "biomoe/ops/comm_clock.h"
 #include "biomoe/ops/cross_entropy.h"
-#include "biomoe/ops/dispatch.h"
 #include "biomoe/ops/embedding.h"
 #include "biomoe/ops/fill.h"
-#include "biomoe/ops/grouped_gemm.h"
-#include "biomoe/ops/quantize.h"
 #include "biomoe/ops/rms_norm.h"
 #include "biomoe/ops/rope.h"
 #include "biomoe/ops/router.h"
 
 namespace biomoe {
 namespace {
-
-ExpertSplit expert_split(const ModelLimits& limits) {
-  return {.ranks = limits.place.size.ep, .max_tokens = limits.max_tokens, .comm = limits.expert_ranks};
-}
-
-// Lays out one micro-batch of `tokens` tokens; the vectors of `act` keep their capacity.
-void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, const ModelLimits& limits,
-                         const ComputeTypes& types, int64_t tokens, Activations& act) {
-  const int64_t T = tokens, D = config.hidden_size;
-  const ExpertSplit split = expert_split(limits);
-  act.blocks.resize(static_cast<size_t>(config.num_hidden_layers));
-  BlockSaved shared;
-  bool have_shared = false;
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    BlockSaved& saved = act.blocks[static_cast<size_t>(layer)];
-    const bool own = limits.training && layer >= limits.recompute_layers;
-    if (!own && !have_shared) {
-      shared = allocate_block_saved(allocator, config, types, T, split);
-      shared.x_TD = allocator.tensor(types.activation, {T, D});
-      have_shared = true;
-    }
-    saved = own ? allocate_block_saved(allocator, config, types, T, split) : shared;
-    if (limits.training) saved.x_TD = allocator.tensor(types.activation, {T, D});
-  }
-  act.workspace = allocate_block_workspace(allocator, config, types, T, limits.training, split);
-  act.final_sum_TD = allocator.tensor(types.activation, {T, D});
-  act.final_norm_TD = allocator.tensor(types.activation, {T, D});
-  act.final_rstd_T = allocator.tensor(DType::kF32, {T});
-  if (limits.training) act.dstream_TD = allocator.tensor(types.activation, {T, D});
-  act.head = allocate_head_workspace(allocator, limits.device, types.activation, config.vocab_size, T);
-}
-
-size_t scratch_bytes(const ModelConfig& config, const ModelLimits& limits) {
-  const Device device = limits.device;
-  const int64_t tokens = limits.max_tokens, slots = tokens * config.num_experts_per_tok;
-  // The optimiser's reduction takes its scratch from here too.
-  std::vector<ArenaSegment> segments;
-  const ParameterList parameters(config, limits.place);
-  for (const auto& spec : parameters.specs()) segments.push_back({spec.offset, spec.num_elements(), true});
-  const size_t largest = std::max({
-      attention_scratch_bytes(device, attention_shape(config, limits.max_seqlen), tokens, limits.num_threads,
-                              limits.deterministic),
-      rms_norm_backward_scratch_bytes(device, tokens, config.hidden_size),
-      router_forward_scratch_bytes(device, tokens, config.num_local_experts),
-      dispatch_plan_scratch_bytes(device, slots, config.num_local_experts),
-      embedding_backward_scratch_bytes(device, tokens, config.vocab_size, config.hidden_size),
-      sum_squares_scratch_bytes(device, segments),
-      limits.fp8.enabled ? quantize_scratch_bytes(device, config.num_local_experts) : 0,
-  });
-  return align_up(largest) + kArenaAlignment;
-}
-
-size_t arena_bytes(const ModelConfig& config, const ModelLimits& limits, DType type) {
-  const ParameterList parameters(config, limits.place);
-  return align_up(static_cast<size_t>(parameters.arena_elements()) * dtype_size(type));
-}
-
-struct Tables {
-  TensorView cos_SK2, sin_SK2;
-};
-
-Tables lay_out_tables(TensorAllocator& allocator, const ModelConfig& config, const ModelLimits& limits) {
-  const Shape shape{limits.max_seqlen, config.key_width() / 2};
-  return {.cos_SK2 = allocator.tensor(DType::kF32, shape), .sin_SK2 = allocator.tensor(DType::kF32, shape)};
-}
-
-// Sums of squares of the experts' gradients, one view a parameter; none at all where gradients are sums of
-// several micro-batches' or each expert's is made by itself.
-std::vector<TensorView> lay_out_squares(TensorAllocator& allocator, const ParameterList& parameters,
-                                        const ModelLimits& limits) {
-  if (!limits.training || limits.micro_batches > 1 || limits.expert_ffn_mode == ExpertFfnMode::kLoop)
-    return {};
-  std::vector<TensorView> squares(parameters.specs().size());
-  for (size_t i = 0; i < squares.size(); ++i) {
-    const ParamSpec& spec = parameters.specs()[i];
-    if (spec.kind != ParamKind::kExpert) continue;
-    const int64_t count = wgrad_squares_count(limits.device, spec.shape[0], spec.shape[1], spec.shape[2]);
-    if (count > 0) squares[i] = allocator.tensor(DType::kF32, {count});
-  }
-  return squares;
-}
-
-// What the host and the device tell each other.
-struct Exchange {
-  RoutingStats routing, discarded;
-  TensorView balance_E, grad_scale_1, loss_sums_3, losses_2, nonfinite_1, offsets_host_E1;
-};
-
-Exchange lay_out_exchange(TensorAllocator& allocator, const ModelConfig& config) {
-  const int64_t experts = config.num_local_experts;
-  Exchange exchange;
-  exchange.routing = allocate_routing_stats(allocator, config.num_hidden_layers, experts);
-  exchange.discarded = allocate_routing_stats(allocator, config.num_hidden_layers, experts);
-  exchange.balance_E = allocator.tensor(DType::kF32, {experts});
-  exchange.grad_scale_1 = allocator.tensor(DType::kF64, {1});
-  exchange.loss_sums_3 = allocator.tensor(DType::kF64, {3});
-  exchange.losses_2 = allocator.tensor(DType::kF64, {2});
-  exchange.nonfinite_1 = allocator.tensor(DType::kI64, {1});
-  exchange.offsets_host_E1 = allocator.tensor(DType::kI64, {experts + 1});
-  return exchange;
-}
-
-DeviceBatch lay_out_batch(TensorAllocator& allocator, int64_t tokens, int64_t cu_seqlens) {
-  return {.tokens_T = allocator.tensor(DType::kI32, {tokens}),
-          .targets_T = allocator.tensor(DType::kI32, {tokens}),
-          .loss_weights_T = allocator.tensor(DType::kF32, {tokens}),
-          .positions_T = allocator.tensor(DType::kI32, {tokens}),
-          .cu_seqlens_B1 = allocator.tensor(DType::kI32, {cu_seqlens})};
-}
-
-size_t activation_bytes(const ModelConfig& config, const ModelLimits& limits) {
-  const ComputeTypes types = compute_types(limits.device, config, limits.micro_batches > 1);
-  return planned_bytes([&](TensorAllocator& planner) {
-    Activations act;
-    lay_out_activations(planner, config, limits, types, limits.max_tokens, act);
-  });
-}
-
-size_t table_bytes(const ModelConfig& config, const ModelLimits& limits) {
-  return planned_bytes([&](TensorAllocator& planner) { lay_out_tables(planner, config, limits); });
-}
-
-size_t squares_bytes(const ModelConfig& config, const ModelLimits& limits) {
-  const ParameterList parameters(config, limits.place);
-  return planned_bytes([&](TensorAllocator& planner) { lay_out_squares(planner, parameters, limits); });
-}
-
-size_t exchange_bytes(const ModelConfig& config) {
-  return planned_bytes([&](TensorAllocator& planner) { lay_out_exchange(planner, config); });
-}
-
-// Room for the ends of so many sequences, of no tokens too, padded to a power of two.
-int64_t cu_seqlens_capacity(int64_t sequences) {
-  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(1, sequences)))) + 1;
-}
-
-size_t batch_bytes(const ModelLimits& limits) {
-  if (limits.device == Device::kCpu) return 0;
-  return planned_bytes([&](TensorAllocator& planner) {
-    for (int64_t slot = 0; slot < limits.micro_batches; ++slot) {
-      lay_out_batch(planner, limits.max_tokens, cu_seqlens_capacity(limits.max_tokens));
-    }
-  });
-}
-
-// Losses or a chunk of logits on the host.
-size_t planned_download(const ModelConfig& config, const ModelLimits& limits) {
-  const auto logits =
-      static_cast<size_t>(std::min(limits.max_tokens, head_chunk_rows(limits.device, config.vocab_size)) *
-                          config.vocab_size) *
-      sizeof(uint16_t);
-  return align_up(std::max(logits, static_cast<size_t>(limits.max_tokens) * sizeof(float)));
-}
 
 template <typename T>
 TensorView view_of(const std::vector<T>& values, DType dtype) {
@@ -181,18 +25,6 @@ TensorView view_of(const std::vector<T>& values, DType dtype) {
 }
 
 }  // namespace
-
-ModelMemory plan_model_memory(const ModelConfig& config, const ModelLimits& limits) {
-  const ComputeTypes types = compute_types(limits.device, config, limits.micro_batches > 1);
-  ModelMemory memory;
-  memory.weights = arena_bytes(config, limits, types.activation);
-  memory.gradients = limits.training ? arena_bytes(config, limits, types.gradient) : 0;
-  memory.saved_activations = activation_bytes(config, limits);
-  memory.workspace = scratch_bytes(config, limits) + table_bytes(config, limits) + exchange_bytes(config) +
-                     squares_bytes(config, limits) + batch_bytes(limits) +
-                     Fp8State::planned_bytes(config, limits.fp8, types, limits.max_tokens, limits.training);
-  return memory;
-}
 
 Model::Model(const ModelConfig& config, const ModelLimits& limits)
     : config_(config),
@@ -215,11 +47,21 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
                  .num_threads = limits.num_threads,
                  .scratch = &scratch_,
                  .state = device_.get(),
+                 .stream = device_.stream(),
                  .deterministic = limits.deterministic,
                  .portable_kernels = limits.portable_kernels};
   weights_A_ = persistent_.tensor(types_.activation, {parameters_.arena_elements()});
   if (limits.training) gradients_A_ = persistent_.tensor(types_.gradient, {parameters_.arena_elements()});
   gradient_squares_ = lay_out_squares(persistent_, parameters_, limits);
+  split_ = expert_split(limits);
+  if (split_.shared_memory && split_.comm) {
+    peers_ = std::make_unique<PeerExchange>(ctx_, moe_shape(config, types_, split_));
+    split_.peers = peers_.get();
+  } else if (limits.device != Device::kCpu && split_.ranks > 1) {
+    host_tables_ =
+        Arena(host_table_bytes(config, limits), "tables of messages", staging_memory(limits.device));
+    split_.host = &host_tables_;
+  }
   fp8_state_ = Fp8State(ctx_, config, limits.fp8, types_, limits.max_tokens, limits.training);
   set_up_inputs();
   set_up_batches();
@@ -242,7 +84,7 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
 }
 
 void Model::set_up_inputs() {
-  const Exchange exchange = lay_out_exchange(mirror_, config_);
+  const ModelExchange exchange = lay_out_exchange(mirror_, config_);
   routing_ = exchange.routing;
   discarded_ = exchange.discarded;
   balance_E_ = exchange.balance_E;
@@ -251,16 +93,16 @@ void Model::set_up_inputs() {
   losses_2_ = exchange.losses_2;
   nonfinite_1_ = exchange.nonfinite_1;
   offsets_host_E1_ = limits_.device == Device::kCpu ? TensorView() : mirror_.host(exchange.offsets_host_E1);
-  const Tables tables = lay_out_tables(persistent_, config_, limits_);
+  const ModelTables tables = lay_out_tables(persistent_, config_, limits_);
   Arena host(table_bytes(config_, limits_), "rotary tables");
-  const Tables filled = limits_.device == Device::kCpu ? tables : lay_out_tables(host, config_, limits_);
+  const ModelTables filled = limits_.device == Device::kCpu ? tables : lay_out_tables(host, config_, limits_);
   fill_rope_tables(config_.rope_theta, config_.key_width(), filled.cos_SK2, filled.sin_SK2,
                    limits_.rope_frequency_dtype);
   copy_to_device(ctx_, tables.cos_SK2.data, filled.cos_SK2.data, tables.cos_SK2.bytes());
   copy_to_device(ctx_, tables.sin_SK2.data, filled.sin_SK2.data, tables.sin_SK2.bytes());
   device_wait_sync(ctx_);
   inputs_.attention = attention_shape(config_, limits_.max_seqlen);
-  inputs_.moe = moe_shape(config_, types_, expert_split(limits_));
+  inputs_.moe = moe_shape(config_, types_, split_);
   inputs_.expert_ffn_mode = limits_.expert_ffn_mode;
   inputs_.rms_norm_eps = config_.rms_norm_eps;
   inputs_.cos_SK2 = tables.cos_SK2;
@@ -377,7 +219,8 @@ void Model::copy_batch(const Batch& batch, int64_t slot) {
 
 void Model::begin(const DeviceBatch& batch) {
   activations_.release(0);
-  lay_out_activations(activations_, config_, limits_, types_, batch.num_tokens(), act_);
+  host_tables_.release(0);
+  lay_out_activations(activations_, config_, limits_, types_, batch.num_tokens(), split_, act_);
   act_.workspace.moe.offsets_host_E1 = offsets_host_E1_;
   inputs_.positions_T = batch.positions_T;
   inputs_.cu_seqlens_B1 = batch.cu_seqlens_B1;
@@ -470,11 +313,12 @@ void Model::backward(const DeviceBatch& batch, double balance_coef, double z_coe
                             .accumulate = accumulate || config_.tie_word_embeddings});
 }
 
-void Model::share_routing(Comm& world) {
+void Model::share_routing(Comm& world, int64_t tokens) {
+  const CommSpan span(ctx_);
   world.all_reduce(ctx_, routing_.counts_LE, ReduceOp::kSum, "the experts' loads");
   world.all_reduce(ctx_, routing_.prob_sums_LE, ReduceOp::kSum, "the routers' probabilities");
   world.all_reduce(ctx_, routing_.z_sums_L, ReduceOp::kSum, "the routers' z-loss");
-  routing_.tokens = all_reduce_value(world, routing_.tokens, ReduceOp::kSum, "the count of routed tokens");
+  routing_.tokens = tokens;
 }
 
 void Model::share_losses(Comm& world) {

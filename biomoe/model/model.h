@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "biomoe/model/head.h"
 #include "biomoe/model/model_config.h"
 #include "biomoe/model/parameters.h"
+#include "biomoe/moe/peer_exchange.h"
 #include "biomoe/ops/device.h"
 #include "biomoe/ops/mirrored_arena.h"
 
@@ -35,6 +37,8 @@ struct ModelLimits {
   Fp8Config fp8{};
   MeshPlace place{};             // of this rank: which experts it holds
   Comm* expert_ranks = nullptr;  // Mesh::ep(), where that is more than one rank; needed to run, not to plan
+  bool expert_messages = false;  // between GPUs rows go in messages, which cannot be recorded, and not
+                                 // through memory that the ranks share; between CPUs they always do
 };
 
 // Bytes that a Model takes, by category. The same code lays the memory out.
@@ -135,9 +139,10 @@ class Model {
 
   const Fp8State& fp8_state() const { return fp8_state_; }
 
-  // Between ranks: the statistics since reset_sums, and the loss sums, become those of all. The first must
-  // come before backward, whose auxiliary losses are of the whole global batch.
-  void share_routing(Comm& world);
+  // Between ranks: the statistics since reset_sums, and the loss sums, become those of all, who routed
+  // `tokens` tokens. The first must come before backward, whose auxiliary losses are of the whole global
+  // batch.
+  void share_routing(Comm& world, int64_t tokens);
   void share_losses(Comm& world);
 
   // A replayed step routed so many tokens.
@@ -186,6 +191,9 @@ class Model {
   Arena persistent_;  // weights, gradients, rotary tables
   Arena activations_;
   Arena scratch_;
+  Arena host_tables_;                    // what the host knows of messages between GPUs
+  std::unique_ptr<PeerExchange> peers_;  // where the experts of GPUs are split and share memory
+  ExpertSplit split_;
   MirroredArena mirror_;  // sums and statistics
   Arena staging_;         // batches on their way to the device; unused on the CPU
   Arena batch_memory_;    // batches on the device; unused on the CPU

@@ -52,63 +52,99 @@ int64_t ParameterIo::hub_row(const ParamSpec& spec, int64_t row) const {
   return expert * rows + (within < block ? f : half + f);
 }
 
-void ParameterIo::write_sync(const ParamSpec& spec, const float* values, const TensorView& arena_A) {
-  BM_CHECK(arena_A.dtype == DType::kF32 || arena_A.dtype == DType::kBF16 || arena_A.dtype == DType::kU16,
-           "{}: no {} arena", spec.name, dtype_name(arena_A.dtype));
-  const size_t element = dtype_size(arena_A.dtype),
-               bytes = static_cast<size_t>(spec.num_elements()) * element;
-  auto* target = static_cast<unsigned char*>(arena_A.data) + static_cast<size_t>(spec.offset) * element;
-  const bool direct = ctx_.device == Device::kCpu;
-  if (!direct) buffer_.resize(bytes);
-  unsigned char* staged = direct ? target : buffer_.data();
+void ParameterIo::convert_to_buffer(const ParamSpec& spec, const float* values, DType dtype) {
+  BM_CHECK(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kU16, "{}: no {} arena",
+           spec.name, dtype_name(dtype));
+  const size_t element = dtype_size(dtype);
+  buffer_.resize(static_cast<size_t>(spec.num_elements()) * element);
   const Rows rows(spec);
 #pragma omp parallel for num_threads(ctx_.num_threads) schedule(static)
   for (int64_t row = 0; row < rows.count; ++row) {
-    convert(values + hub_row(spec, row) * rows.width, rows.width, arena_A.dtype,
-            staged + static_cast<size_t>(row * rows.width) * element);
+    convert(values + hub_row(spec, row) * rows.width, rows.width, dtype,
+            buffer_.data() + static_cast<size_t>(row * rows.width) * element);
   }
-  if (direct) return;
-  copy_to_device(ctx_, target, staged, bytes);
+}
+
+void ParameterIo::write_sync(const ParamSpec& spec, const float* values, const TensorView& arena_A) {
+  write_state_sync(spec, values,
+                   {arena_A, {.stretches = {{.count = spec.num_elements(), .place = spec.offset}}}});
+}
+
+void ParameterIo::write_state_sync(const ParamSpec& spec, const float* values, const StateArena& state) {
+  convert_to_buffer(spec, values, state.arena_A.dtype);
+  const size_t element = dtype_size(state.arena_A.dtype);
+  const StateStretch& own = state.owners.own();
+  copy_to_device(
+      ctx_, static_cast<unsigned char*>(state.arena_A.data) + static_cast<size_t>(own.place) * element,
+      buffer_.data() + static_cast<size_t>(own.begin) * element, static_cast<size_t>(own.count) * element);
   device_wait_sync(ctx_);
 }
 
 const unsigned char* ParameterIo::fetch_sync(const ParamSpec& spec, const TensorView& arena_A,
                                              std::vector<unsigned char>& buffer) {
-  const size_t element = dtype_size(arena_A.dtype),
-               bytes = static_cast<size_t>(spec.num_elements()) * element;
-  const auto* source =
-      static_cast<const unsigned char*>(arena_A.data) + static_cast<size_t>(spec.offset) * element;
-  if (ctx_.device == Device::kCpu) return source;
-  buffer.resize(bytes);
-  copy_to_host(ctx_, buffer.data(), source, bytes);
+  if (ctx_.device == Device::kCpu) {
+    return static_cast<const unsigned char*>(arena_A.data) +
+           static_cast<size_t>(spec.offset) * dtype_size(arena_A.dtype);
+  }
+  return fetch_state_sync(
+      spec, {arena_A, {.stretches = {{.count = spec.num_elements(), .place = spec.offset}}}}, buffer);
+}
+
+const unsigned char* ParameterIo::fetch_state_sync(const ParamSpec& spec, const StateArena& state,
+                                                   std::vector<unsigned char>& buffer) {
+  const size_t element = dtype_size(state.arena_A.dtype);
+  const StateStretch& own = state.owners.own();
+  buffer.resize(static_cast<size_t>(spec.num_elements()) * element);
+  copy_to_host(
+      ctx_, buffer.data() + static_cast<size_t>(own.begin) * element,
+      static_cast<const unsigned char*>(state.arena_A.data) + static_cast<size_t>(own.place) * element,
+      static_cast<size_t>(own.count) * element);
   device_wait_sync(ctx_);
+  if (!state.copies || !interleaved(spec)) return buffer.data();
+  Context host;
+  for (size_t owner = 0; owner < state.owners.stretches.size(); ++owner) {
+    const StateStretch& stretch = state.owners.stretches[owner];
+    state.copies->broadcast(host,
+                            TensorView(buffer.data() + static_cast<size_t>(stretch.begin) * element,
+                                       DType::kU8, Shape{stretch.count * static_cast<int64_t>(element)}),
+                            static_cast<int>(owner), "the optimiser's state");
+  }
   return buffer.data();
 }
 
-void ParameterIo::read_sync(const ParamSpec& spec, const TensorView& arena_A, float* values) {
-  const size_t element = dtype_size(arena_A.dtype);
-  const unsigned char* source = fetch_sync(spec, arena_A, buffer_);
+void ParameterIo::convert_rows(const ParamSpec& spec, const unsigned char* source, DType dtype,
+                               float* values) const {
+  const size_t element = dtype_size(dtype);
   const Rows rows(spec);
 #pragma omp parallel for num_threads(ctx_.num_threads) schedule(static)
   for (int64_t row = 0; row < rows.count; ++row) {
-    convert(source + static_cast<size_t>(row * rows.width) * element, arena_A.dtype, rows.width,
+    convert(source + static_cast<size_t>(row * rows.width) * element, dtype, rows.width,
             values + hub_row(spec, row) * rows.width);
   }
 }
 
+void ParameterIo::read_sync(const ParamSpec& spec, const TensorView& arena_A, float* values) {
+  convert_rows(spec, fetch_sync(spec, arena_A, buffer_), arena_A.dtype, values);
+}
+
+void ParameterIo::read_state_sync(const ParamSpec& spec, const StateArena& state, float* values) {
+  convert_rows(spec, fetch_state_sync(spec, state, buffer_), state.arena_A.dtype, values);
+}
+
 void ParameterIo::read_masters_sync(const ParamSpec& spec, const TensorView& weights_A,
-                                    const TensorView& remainder_A, float* values) {
-  BM_CHECK(weights_A.dtype == DType::kBF16 && remainder_A.dtype == DType::kU16, "{}: masters of {} and {}",
-           spec.name, dtype_name(weights_A.dtype), dtype_name(remainder_A.dtype));
+                                    const StateArena& remainders, float* values) {
+  BM_CHECK(weights_A.dtype == DType::kBF16 && remainders.arena_A.dtype == DType::kU16,
+           "{}: masters of {} and {}", spec.name, dtype_name(weights_A.dtype),
+           dtype_name(remainders.arena_A.dtype));
   const auto* weights = reinterpret_cast<const uint16_t*>(fetch_sync(spec, weights_A, buffer_));
-  const auto* remainders = reinterpret_cast<const uint16_t*>(fetch_sync(spec, remainder_A, remainders_));
+  const auto* low = reinterpret_cast<const uint16_t*>(fetch_state_sync(spec, remainders, remainders_));
   const Rows rows(spec);
 #pragma omp parallel for num_threads(ctx_.num_threads) schedule(static)
   for (int64_t row = 0; row < rows.count; ++row) {
     float* to = values + hub_row(spec, row) * rows.width;
     for (int64_t i = 0; i < rows.width; ++i) {
       const int64_t at = row * rows.width + i;
-      to[i] = join_master(weights[at], remainders[at]);
+      to[i] = join_master(weights[at], low[at]);
     }
   }
 }

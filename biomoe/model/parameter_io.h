@@ -5,10 +5,18 @@
 #include <vector>
 
 #include "biomoe/core/context.h"
+#include "biomoe/dist/comm.h"
 #include "biomoe/model/compute_types.h"
 #include "biomoe/model/parameters.h"
 
 namespace biomoe {
+
+// An arena of state, and which part of the parameter is in it.
+struct StateArena {
+  TensorView arena_A;
+  StateOwners owners;
+  Comm* copies = nullptr;  // the ranks that hold copies, where that is more than one
+};
 
 class ParameterIo {
  public:
@@ -18,8 +26,14 @@ class ParameterIo {
   // remainder of a SplitMaster (ops/adamw.h). Waits for the device.
   void write_sync(const ParamSpec& spec, const float* values, const TensorView& arena_A);
   void read_sync(const ParamSpec& spec, const TensorView& arena_A, float* values);
-  // Masters from the two arenas that hold their parts.
-  void read_masters_sync(const ParamSpec& spec, const TensorView& weights_A, const TensorView& remainder_A,
+
+  // The same for state, of which this rank's stretch is written. Read are the elements
+  // [own().begin, own().end()) of `values`, the others have no meaning; since those are other elements in the
+  // layout of the device where it differs from the hub's, the ranks that hold copies call this together.
+  void write_state_sync(const ParamSpec& spec, const float* values, const StateArena& state);
+  void read_state_sync(const ParamSpec& spec, const StateArena& state, float* values);
+  // Masters from the two arenas that hold their parts: whole weights, and remainders as state.
+  void read_masters_sync(const ParamSpec& spec, const TensorView& weights_A, const StateArena& remainders,
                          float* values);
 
  private:
@@ -27,9 +41,14 @@ class ParameterIo {
   // Row of the hub's gate_up_proj [2F, D] that row `row` of the device's holds.
   int64_t hub_row(const ParamSpec& spec, int64_t row) const;
 
+  // The parameter in the layout of the device, converted to `dtype`, in buffer_.
+  void convert_to_buffer(const ParamSpec& spec, const float* values, DType dtype);
   // The parameter's bytes on the host, from the device through `buffer` where need be.
   const unsigned char* fetch_sync(const ParamSpec& spec, const TensorView& arena_A,
                                   std::vector<unsigned char>& buffer);
+  const unsigned char* fetch_state_sync(const ParamSpec& spec, const StateArena& state,
+                                        std::vector<unsigned char>& buffer);
+  void convert_rows(const ParamSpec& spec, const unsigned char* source, DType dtype, float* values) const;
 
   Context& ctx_;
   ComputeTypes types_;

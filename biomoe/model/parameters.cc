@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace biomoe {
 namespace {
 
@@ -43,21 +45,23 @@ ParameterList::ParameterList(const ModelConfig& c, const MeshPlace& place)
   }
   ArenaRegion dense{.copy = place.rank(), .copies = place.size.world()};
   dense.count = lay_out(false, dense.copies);
-  ArenaRegion experts{.begin = dense.count, .copy = place.dp_rank, .copies = place.size.dp, .experts = true};
-  experts.count = lay_out(true, experts.copies) - experts.begin;
-  if (place.size.world() == 1) {
-    regions_ = {{.count = arena_elements_}};
-  } else {
-    regions_ = {dense, experts};
+  regions_ = {dense};
+  for (int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
+    ArenaRegion experts{
+        .begin = arena_elements_, .copy = place.dp_rank, .copies = place.size.dp, .experts = true};
+    experts.count = lay_out(true, experts.copies, layer) - experts.begin;
+    regions_.push_back(experts);
   }
+  if (place.size.world() == 1) regions_ = {{.count = arena_elements_}};
 }
 
-// Gives places to the parameters of one region and returns where it ends.
-int64_t ParameterList::lay_out(bool experts, int64_t copies) {
+// Gives places to the parameters of one region, the dense ones or the experts of a layer, and returns where
+// it ends.
+int64_t ParameterList::lay_out(bool experts, int64_t copies, int64_t layer) {
   const auto align = [this](int64_t to) { arena_elements_ = (arena_elements_ + to - 1) / to * to; };
   const int64_t begin = arena_elements_;
   for (ParamSpec& spec : specs_) {
-    if ((spec.kind == ParamKind::kExpert) != experts) continue;
+    if ((spec.kind == ParamKind::kExpert) != experts || (experts && spec.layer != layer)) continue;
     // k_proj and v_proj follow q_proj with no gap, so that the three read as one matrix.
     const bool follows = spec.name.ends_with("k_proj.weight") || spec.name.ends_with("v_proj.weight");
     if (!follows) align(kAlignElements);
@@ -73,6 +77,27 @@ Shape ParamSpec::whole_shape() const {
   Shape whole;
   for (int axis = 0; axis < shape.rank(); ++axis) whole.push_back(axis == 0 ? shape[0] * parts : shape[axis]);
   return whole;
+}
+
+StateOwners ParameterList::state_owners(const ParamSpec& spec) const {
+  StateOwners owners;
+  int64_t state = 0;  // of the first element that a rank owns of the region
+  for (const ArenaRegion& region : regions_) {
+    if (spec.offset < region.begin || spec.offset >= region.begin + region.count) {
+      state += region.owned_count();
+      continue;
+    }
+    owners.copy = region.copy;
+    owners.experts = region.experts;
+    for (int64_t copy = 0; copy < region.copies; ++copy) {
+      const int64_t first = region.begin + copy * region.owned_count() - spec.offset;
+      const int64_t begin = std::clamp<int64_t>(first, 0, spec.num_elements());
+      const int64_t end = std::clamp<int64_t>(first + region.owned_count(), begin, spec.num_elements());
+      owners.stretches.push_back({begin, end - begin, state + begin - first});
+    }
+    return owners;
+  }
+  throw failure("{} is in no region of the arenas", spec.name);
 }
 
 int64_t ParameterList::owned_elements() const {

@@ -54,6 +54,22 @@ struct ArenaRegion {
   int64_t owned_begin() const { return begin + copy * owned_count(); }
 };
 
+// The part of one parameter whose optimiser state a rank keeps.
+struct StateStretch {
+  int64_t begin = 0;  // elements of the parameter as it is held
+  int64_t count = 0;
+  int64_t place = 0;  // of the first of them in that rank's arenas of state
+  int64_t end() const { return begin + count; }
+};
+
+// By the ranks that hold copies of a parameter (see ArenaRegion): together they keep all of its state.
+struct StateOwners {
+  std::vector<StateStretch> stretches;
+  int64_t copy = 0;  // this rank
+  bool experts = false;
+  const StateStretch& own() const { return stretches[static_cast<size_t>(copy)]; }
+};
+
 class ParameterList {
  public:
   explicit ParameterList(const ModelConfig& config, const MeshPlace& place = {});
@@ -63,9 +79,10 @@ class ParameterList {
   int64_t num_parameters() const;                             // of the whole model, without them
   int64_t num_active_parameters() const;                      // a token's share: k of E experts
   const ParamSpec& find(std::string_view name) const;         // throws when there is none
-  // One region for a rank that is alone, else the dense one and the experts'.
+  // One region for a rank that is alone, else the dense one and the experts' of each layer.
   const std::vector<ArenaRegion>& regions() const { return regions_; }
   int64_t owned_elements() const;
+  StateOwners state_owners(const ParamSpec& spec) const;
   // The parameter at `spec` in a flat arena of any type.
   TensorView view(const TensorView& arena_A, const ParamSpec& spec) const {
     return TensorView(
@@ -74,7 +91,7 @@ class ParameterList {
   }
 
  private:
-  int64_t lay_out(bool experts, int64_t copies);
+  int64_t lay_out(bool experts, int64_t copies, int64_t layer = 0);
 
   std::vector<ParamSpec> specs_;
   std::vector<ArenaRegion> regions_;

@@ -24,15 +24,22 @@ class Dispatcher {
   // it.
   void plan();
 
-  // rows = the tokens' vectors in the order of the experts held here, by rank and slot within one; with
-  // `values`, also one number a slot -> one a row.
-  void to_experts(TensorView x_TD, TensorView rows_RD, TensorView values_Tk = {}, TensorView values_R = {});
+  // rows = the tokens' vectors in the order of the experts held here, by rank and slot within one; weights =
+  // the routing weights of those slots.
+  void rows_to_experts(TensorView x_TD, TensorView rows_RD, TensorView weights_R);
+
+  // The vectors again, and gradients of the tokens' outputs.
+  void gradients_to_experts(TensorView x_TD, TensorView rows_RD, TensorView dy_TD, TensorView dy_RD);
 
   // The reverse: x[t] = sum over its slots of their rows; values of rows -> values of slots.
   void to_tokens(TensorView rows_RD, TensorView x_TD, TensorView values_R = {}, TensorView values_Tk = {});
 
  private:
   bool split() const { return shape_.split.ranks > 1; }
+  bool peers() const { return split() && shape_.split.shared_memory; }
+  void plan_messages();
+  void plan_peers();
+  void to_experts(TensorView x_TD, TensorView rows_RD, TensorView values_Tk = {}, TensorView values_R = {});
   void send(TensorView from, TensorView to, bool forward, const char* what);
 
   Context& ctx_;

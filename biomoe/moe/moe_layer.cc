@@ -1,6 +1,7 @@
 #include "biomoe/moe/moe_layer.h"
 
 #include "biomoe/moe/dispatcher.h"
+#include "biomoe/moe/peer_exchange.h"
 #include "biomoe/moe/sequential.h"
 #include "biomoe/ops/device.h"
 #include "biomoe/ops/gemm.h"
@@ -70,11 +71,19 @@ MoeWorkspace allocate_moe_workspace(TensorAllocator& allocator, const MoeShape& 
   MoeWorkspace workspace;
   workspace.logits_TE = allocator.tensor(DType::kF32, {tokens, shape.experts});
   allocate_dispatch_workspace(allocator, shape, tokens, workspace);
-  workspace.x_RD = allocator.tensor(shape.type, {rows, shape.width});
-  workspace.y_RD = allocator.tensor(shape.type, {rows, shape.width});
+  if (!shape.split.shared_memory) {
+    workspace.x_RD = workspace.dx_RD = allocator.tensor(shape.type, {rows, shape.width});
+    workspace.y_RD = workspace.dy_RD = allocator.tensor(shape.type, {rows, shape.width});
+    if (training) workspace.dprobs_R = allocator.tensor(DType::kF32, {rows});
+  } else if (shape.split.peers) {
+    const PeerExchange::Buffers& own = shape.split.peers->own();
+    workspace.x_RD = own.x_RD;
+    workspace.dy_RD = own.dy_RD;
+    workspace.y_RD = workspace.dx_RD = own.results_RD;
+    workspace.dprobs_R = own.dweights_R;
+  }
   if (training) {
     workspace.dact_RF = allocator.tensor(shape.type, {rows, shape.expert_width});
-    workspace.dprobs_R = allocator.tensor(DType::kF32, {rows});
     workspace.dweights_Tk = allocator.tensor(DType::kF32, {tokens, shape.top_k});
     workspace.dlogits_TE = shape.type == DType::kF32 ? workspace.logits_TE
                                                      : allocator.tensor(shape.type, {tokens, shape.experts});
@@ -101,7 +110,7 @@ void moe_forward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const 
   moe_route(ctx, weights, x_TD, saved, workspace, stats);
   Dispatcher dispatcher(ctx, shape, saved, workspace);
   dispatcher.plan();
-  dispatcher.to_experts(x_TD, workspace.x_RD, saved.weights_Tk, saved.row_weights_R);
+  dispatcher.rows_to_experts(x_TD, workspace.x_RD, saved.row_weights_R);
   expert_layers(ctx, mode, shape, weights, {})
       .forward(ctx, expert_rows(ctx, mode, saved, workspace), workspace.x_RD, saved.row_weights_R,
                expert_memory(saved, workspace), workspace.y_RD);
@@ -112,19 +121,18 @@ void moe_backward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const
                   const MoeWeights& gradients, const MoeSaved& saved, const MoeWorkspace& workspace,
                   const MoeBackward& args) {
   Dispatcher dispatcher(ctx, shape, saved, workspace);
-  // The permuted input is cheaper to gather again than to keep for every layer.
-  dispatcher.to_experts(args.x_TD, workspace.x_RD);
-  // The combine is a plain sum, so its gradient is a permutation of dy.
-  dispatcher.to_experts(args.dy_TD, workspace.y_RD);
+  // The permuted input is cheaper to gather again than to keep for every layer. The combine is a plain sum,
+  // so its gradient is a permutation of dy.
+  dispatcher.gradients_to_experts(args.x_TD, workspace.x_RD, args.dy_TD, workspace.dy_RD);
   expert_layers(ctx, mode, shape, weights, gradients)
       .backward(ctx, expert_rows(ctx, mode, saved, workspace), expert_memory(saved, workspace),
                 {.x_RI = workspace.x_RD,
-                 .dy_RO = workspace.y_RD,
-                 .dx_RI = workspace.x_RD,
+                 .dy_RO = workspace.dy_RD,
+                 .dx_RI = workspace.dx_RD,
                  .scales_R = saved.row_weights_R,
                  .dscales_R = workspace.dprobs_R,
                  .accumulate = args.accumulate});
-  dispatcher.to_tokens(workspace.x_RD, args.dx_TD, workspace.dprobs_R, workspace.dweights_Tk);
+  dispatcher.to_tokens(workspace.dx_RD, args.dx_TD, workspace.dprobs_R, workspace.dweights_Tk);
   router_backward(ctx, {.probs_TE = saved.probs_TE,
                         .experts_Tk = saved.experts_Tk,
                         .weights_Tk = saved.weights_Tk,

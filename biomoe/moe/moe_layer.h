@@ -20,11 +20,16 @@ enum class ExpertFfnMode : uint8_t { kLoop, kGroupedLinear, kFusedGroupedMlp };
 inline constexpr std::array<std::string_view, 3> kExpertFfnModeNames{"loop", "grouped_linear",
                                                                      "fused_grouped_mlp"};
 
+class PeerExchange;
+
 // How the experts are split over ranks.
 struct ExpertSplit {
   int64_t ranks = 1;
-  int64_t max_tokens = 0;  // of any of these ranks in a batch; for ranks > 1
-  Comm* comm = nullptr;    // these ranks; needed to run, not to plan
+  int64_t max_tokens = 0;               // of any of these ranks in a batch; for ranks > 1
+  Comm* comm = nullptr;                 // these ranks; needed to run, not to plan
+  bool shared_memory = false;           // rows go through memory that these ranks share, and not in messages
+  const PeerExchange* peers = nullptr;  // with shared_memory; needed to run, not to plan
+  TensorAllocator* host = nullptr;      // with messages off the CPU: for what the host knows of them
 };
 
 struct MoeShape {
@@ -54,18 +59,24 @@ struct MoeWeights {
   OperandQuantizer gate_up_quantizer{}, down_quantizer{};  // of the weights, not of their gradients
 };
 
-// Where the rows of a batch go and come from when experts are split over ranks; absent where they are not.
-struct DispatchSegments {
+// What the host knows of messages between ranks: where the rows of a batch go and come from. Absent where
+// there are none.
+struct MessageTables {
   TensorView send_E3;     // i64, as RowSegment: to each expert of all, in order
   TensorView receive_E3;  // i64: from each rank for each expert held here, rank by rank
+  TensorView sent_E;      // i32: rows to each expert of all
+  TensorView offsets_E1;  // i64, as MoeSaved's
+  TensorView rows_E;      // i32
 };
 
 // On the way to and from other ranks; absent where experts are not split.
 struct DispatchWorkspace {
-  TensorView rows_ND;     // in the order of all experts
-  TensorView values_N;    // f32
-  TensorView offsets_E1;  // i64, of all experts
-  TensorView rows_E;      // i32
+  TensorView rows_ND;        // in the order of all experts; as the next, for messages only
+  TensorView values_N;       // f32
+  TensorView offsets_E1;     // i64, of all experts
+  TensorView rows_E;         // i32
+  TensorView slot_of_row_N;  // i32, for shared memory only
+  // On the host, for messages only:
   TensorView counts_2E;   // i64: rows sent to each expert; rows received from each rank for each expert here
   TensorView by_rank_P3;  // i64, as RowSegment: one row from and to each rank
 };
@@ -78,9 +89,10 @@ struct MoeSaved {
   TensorView router_lse_T;
   TensorView offsets_E1;     // i64, first row of each expert held here
   TensorView rows_E;         // i32
-  TensorView row_of_slot_N;  // i32; where experts are split, rows here are those that this rank sends
-  TensorView slot_of_row_R;  // i32; likewise
-  DispatchSegments segments;
+  TensorView row_of_slot_N;  // i32; where experts are split, rows here are those that this rank sends, or
+                             // with shared memory those of the rank that holds the expert
+  TensorView slot_of_row_R;  // i32; likewise; absent with shared memory
+  MessageTables messages;
   TensorView row_weights_R;  // routing weights in row order
   TensorView gate_up_R2F;    // overwritten by backward
   TensorView act_RF;         // silu(gate) * up * weight
@@ -92,7 +104,9 @@ struct MoeWorkspace {
   TensorView logits_TE;  // f32 router logits
   DispatchWorkspace dispatch;
   TensorView x_RD;             // rows in expert order
-  TensorView y_RD;             // rows out of, or gradients into, the experts
+  TensorView y_RD;             // rows out of the experts
+  TensorView dy_RD;            // gradients into the experts; may be y_RD
+  TensorView dx_RD;            // gradients out of the experts; may be x_RD
   TensorView dact_RF;          // backward only
   TensorView dprobs_R;         // backward only
   TensorView dweights_Tk;      // backward only

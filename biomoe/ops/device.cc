@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -41,6 +42,14 @@ DeviceInfo device_info(Device device) {
   return device == Device::kCuda ? cuda::info() : host_info();
 }
 
+int64_t device_count(Device device) {
+  return device == Device::kCuda ? cuda::count() : 1;
+}
+
+void select_device(Device device, int64_t index) {
+  if (device == Device::kCuda) cuda::select(index);
+}
+
 MemorySource& device_memory(Device device) {
   return device == Device::kCuda ? cuda::memory() : host_memory();
 }
@@ -64,6 +73,10 @@ DeviceHandle& DeviceHandle::operator=(DeviceHandle&& other) noexcept {
   return *this;
 }
 
+void* DeviceHandle::stream() const {
+  return state_ ? cuda::stream(state_) : nullptr;
+}
+
 void copy_to_device(Context& ctx, void* device, const void* host, size_t bytes) {
   copy(ctx, device, host, bytes);
 }
@@ -78,6 +91,18 @@ void copy_on_device(Context& ctx, void* to, const void* from, size_t bytes) {
 
 void device_wait_sync(Context& ctx) {
   if (ctx.device == Device::kCuda) cuda::wait_sync(ctx.state);
+}
+
+bool device_wait_sync(Context& ctx, double seconds) {
+  constexpr auto kLook = std::chrono::microseconds(20);
+  if (ctx.device == Device::kCpu) return true;
+  const double begin = now_seconds();
+  while (!cuda::idle(ctx.state)) {
+    if (now_seconds() - begin > seconds) return false;
+    std::this_thread::sleep_for(kLook);
+  }
+  device_wait_sync(ctx);
+  return true;
 }
 
 RecordedStep::~RecordedStep() {
@@ -109,6 +134,28 @@ void RecordedStep::abandon(Context& ctx) noexcept {
 void RecordedStep::replay(Context& ctx) const {
   BM_CHECK(graph_ != nullptr, "replay of a step that was not recorded");
   cuda::replay(ctx.state, graph_);
+}
+
+SideStream::SideStream(Context& ctx) : ctx_(ctx), side_(ctx) {
+  if (ctx.device == Device::kCpu) return;
+  side_.state = nullptr;  // operations of ops/ are the context's
+  side_.stream = cuda::create_side_stream();
+  event_ = cuda::create_order_event();
+}
+
+SideStream::~SideStream() {
+  if (!event_) return;
+  cuda::destroy_event(event_);
+  cuda::destroy_side_stream(side_.stream);
+}
+
+Context& SideStream::after_now() {
+  if (event_) cuda::order(event_, ctx_.stream, side_.stream);
+  return side_;
+}
+
+void SideStream::join() {
+  if (event_) cuda::order(event_, side_.stream, ctx_.stream);
 }
 
 DeviceTimer::DeviceTimer(Context& ctx) : ctx_(ctx) {

@@ -21,12 +21,18 @@ struct DeviceInfo {
   size_t used_bytes() const { return memory_bytes - free_bytes; }
   std::string driver;  // versions
   std::string runtime;
+  std::string bus_id;  // names the GPU on its host
 };
 
 // Whether the device can be used; if not, `why` gets one line that says what is missing.
 bool device_available(Device device, std::string* why = nullptr);
 // Throws user_error with that line.
 DeviceInfo device_info(Device device);
+
+// How many of them this process sees; 0 where the device cannot be used.
+int64_t device_count(Device device);
+// Which of them the calling thread uses from here on; the first where this is not called.
+void select_device(Device device, int64_t index);
 
 MemorySource& device_memory(Device device);
 // Host memory that the device copies from and to at full speed and without the host waiting.
@@ -42,6 +48,7 @@ class DeviceHandle {
   DeviceHandle(DeviceHandle&& other) noexcept;
   DeviceHandle& operator=(DeviceHandle&& other) noexcept;
   DeviceState* get() const { return state_; }
+  void* stream() const;  // see Context
 
  private:
   DeviceState* state_ = nullptr;
@@ -56,6 +63,8 @@ void copy_on_device(Context& ctx, void* to, const void* from, size_t bytes);
 
 // Waits until everything given to ctx so far has run; throws failure naming the first error met.
 void device_wait_sync(Context& ctx);
+// The same for at most so many seconds: whether it has run.
+bool device_wait_sync(Context& ctx, double seconds);
 
 // Records the operations given to a context between begin and end, without running them, and replays them as
 // one. On the CPU recording is not possible (supported() is false). Move-only.
@@ -75,6 +84,26 @@ class RecordedStep {
 
  private:
   void* graph_ = nullptr;
+};
+
+// A second stream of a device, for communication between ranks beside the operations of a context; on the
+// CPU, where nothing runs beside anything, the context itself. Can be recorded with the context.
+class SideStream {
+ public:
+  explicit SideStream(Context& ctx);
+  ~SideStream();
+  SideStream(const SideStream&) = delete;
+  SideStream& operator=(const SideStream&) = delete;
+  // For communication that comes after everything given to the context so far, and after what was given to
+  // the side stream before.
+  Context& after_now();
+  // What the context is given from here on comes after everything given to the side stream.
+  void join();
+
+ private:
+  Context& ctx_;
+  Context side_;
+  void* event_ = nullptr;
 };
 
 // Milliseconds between two points of a context's work. mark() does not wait; elapsed_ms_sync waits for the
@@ -102,18 +131,27 @@ int64_t device_sync_calls();
 // The same services as a backend defines them (backend/cuda, or backend/no_cuda, which throws).
 namespace cuda {
 bool available(std::string* why);
+int64_t count();
+void select(int64_t index);
 DeviceInfo info();
 MemorySource& memory();
 MemorySource& staging();
 DeviceState* create_state();
 void destroy_state(DeviceState* state) noexcept;
+void* stream(DeviceState* state);
 void copy(DeviceState* state, void* to, const void* from, size_t bytes);  // direction from the addresses
 void wait_sync(DeviceState* state);
+bool idle(DeviceState* state);  // everything given to it has run; throws failure naming the first error met
 void begin_recording(DeviceState* state);
 void* end_recording(DeviceState* state);
 void abandon_recording(DeviceState* state) noexcept;
 void replay(DeviceState* state, void* graph);
 void destroy_recording(void* graph) noexcept;
+void* create_side_stream();
+void destroy_side_stream(void* stream) noexcept;
+void* create_order_event();  // tells no time
+void order(void* event, void* before,
+           void* after);  // what `after` is given comes after what `before` was given
 void* create_event();
 void destroy_event(void* event) noexcept;
 void record_event(DeviceState* state, void* event);

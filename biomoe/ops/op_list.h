@@ -18,6 +18,10 @@
   X(dispatch_plan, DispatchPlanArgs)                  \
   X(permute, PermuteArgs)                             \
   X(unpermute, UnpermuteArgs)                         \
+  X(peer_plan, PeerPlanArgs)                          \
+  X(send_rows, SendRowsArgs)                          \
+  X(fetch_rows, FetchRowsArgs)                        \
+  X(zero_padding, ZeroPaddingArgs)                    \
   X(grouped_gemm_forward, GroupedGemmArgs)            \
   X(grouped_gemm_dgrad, GroupedGemmArgs)              \
   X(grouped_gemm_wgrad, GroupedGemmArgs)              \

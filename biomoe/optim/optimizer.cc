@@ -68,6 +68,8 @@ void Optimizer::add_shard(const ArenaRegion& region) {
     shard.segments.push_back({begin, end - begin, spec.kind != ParamKind::kNorm || config_.decay_norms});
     summed_.push_back(&spec);
   }
+  // Sums of squares that products made hold only where no other rank adds to the gradients.
+  if (region.copies == 1) shard.squares.resize(shard.segments.size());
   shards_.push_back(std::move(shard));
 }
 
@@ -80,15 +82,19 @@ void Optimizer::start_step(Context& ctx, double lr) {
   mirror_.push(ctx);
 }
 
-// Sums of squares that products made hold only where no other rank adds to the gradients.
 void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3,
                      std::span<const TensorView> squares) {
-  for (const Shard& shard : shards_) {
+  const ParamSpec* const first = parameters_.specs().data();
+  for (Shard& shard : shards_) {
+    const auto shard_sums = static_cast<size_t>(shard.first_sum);
+    for (size_t i = 0; i < shard.squares.size(); ++i)
+      shard.squares[i] =
+          squares.empty() ? TensorView() : squares[static_cast<size_t>(summed_[shard_sums + i] - first)];
     sum_squares(
         ctx, {.x_A = gradients_A.rows(shard.begin, shard.count),
               .segments = shard.segments,
               .sums_S = exchange_.sums_S.rows(shard.first_sum, static_cast<int64_t>(shard.segments.size())),
-              .partials = world_ ? std::span<const TensorView>() : squares});
+              .partials = shard.squares});
   }
   if (world_) world_->all_reduce(ctx, exchange_.sums_S, ReduceOp::kSum, "the gradient norm");
   clip_factor(ctx, {.sums_S = exchange_.sums_S,
@@ -100,23 +106,27 @@ void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, Tens
 }
 
 void Optimizer::update(Context& ctx, TensorView weights_A, TensorView gradients_A) {
-  for (const Shard& shard : shards_) {
-    const auto state = [&](const TensorView& state_A) {
-      return state_A ? state_A.rows(shard.state, shard.count) : TensorView();
-    };
-    adamw(ctx, {.weights_A = weights_A.rows(shard.begin, shard.count),
-                .master_A = state(master_A_),
-                .remainder_A = state(remainder_A_),
-                .grad_A = gradients_A.rows(shard.begin, shard.count),
-                .exp_avg_A = state(exp_avg_A_),
-                .exp_avg_sq_A = state(exp_avg_sq_A_),
-                .segments = shard.segments,
-                .beta1 = config_.betas[0],
-                .beta2 = config_.betas[1],
-                .eps = config_.eps,
-                .weight_decay = config_.weight_decay,
-                .update_5 = exchange_.update_5});
-  }
+  for (size_t region = 0; region < shards_.size(); ++region)
+    update_region(ctx, region, weights_A, gradients_A);
+}
+
+void Optimizer::update_region(Context& ctx, size_t region, TensorView weights_A, TensorView gradients_A) {
+  const Shard& shard = shards_.at(region);
+  const auto state = [&](const TensorView& state_A) {
+    return state_A ? state_A.rows(shard.state, shard.count) : TensorView();
+  };
+  adamw(ctx, {.weights_A = weights_A.rows(shard.begin, shard.count),
+              .master_A = state(master_A_),
+              .remainder_A = state(remainder_A_),
+              .grad_A = gradients_A.rows(shard.begin, shard.count),
+              .exp_avg_A = state(exp_avg_A_),
+              .exp_avg_sq_A = state(exp_avg_sq_A_),
+              .segments = shard.segments,
+              .beta1 = config_.betas[0],
+              .beta2 = config_.betas[1],
+              .eps = config_.eps,
+              .weight_decay = config_.weight_decay,
+              .update_5 = exchange_.update_5});
 }
 
 void Optimizer::finish_step(Context& ctx) {

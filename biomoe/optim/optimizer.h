@@ -50,6 +50,8 @@ class Optimizer {
   void clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3 = {},
             std::span<const TensorView> squares = {});
   void update(Context& ctx, TensorView weights_A, TensorView gradients_A);
+  // The same of one of the parameters' regions only.
+  void update_region(Context& ctx, size_t region, TensorView weights_A, TensorView gradients_A);
   void finish_step(Context& ctx);
 
   double gradient_norm() const;  // before clipping
@@ -75,6 +77,7 @@ class Optimizer {
     int64_t state = 0;             // first element in the arenas of state
     int64_t first_sum = 0;         // of sums_S
     std::vector<ArenaSegment> segments{};
+    std::vector<TensorView> squares{};  // of each, where no other rank adds to its gradient
   };
   void add_shard(const ArenaRegion& region);
 

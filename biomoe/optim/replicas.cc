@@ -1,5 +1,7 @@
 #include "biomoe/optim/replicas.h"
 
+#include "biomoe/ops/comm_clock.h"
+
 namespace biomoe {
 namespace {
 
@@ -11,6 +13,7 @@ Comm& ranks_of(const Mesh& mesh, const ArenaRegion& region) {
 
 void reduce_gradients(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
                       const TensorView& gradients_A) {
+  const CommSpan span(ctx);
   for (const ArenaRegion& region : parameters.regions()) {
     ranks_of(mesh, region)
         .reduce_scatter(ctx, gradients_A.rows(region.begin, region.count),
@@ -19,14 +22,11 @@ void reduce_gradients(Context& ctx, const ParameterList& parameters, const Mesh&
   }
 }
 
-void gather_weights(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
-                    const TensorView& weights_A) {
-  for (const ArenaRegion& region : parameters.regions()) {
-    ranks_of(mesh, region)
-        .all_gather(ctx, weights_A.rows(region.owned_begin(), region.owned_count()),
-                    weights_A.rows(region.begin, region.count),
-                    region.experts ? "the experts' weights" : "the weights");
-  }
+void gather_weights(Context& ctx, const ArenaRegion& region, const Mesh& mesh, const TensorView& weights_A) {
+  ranks_of(mesh, region)
+      .all_gather(ctx, weights_A.rows(region.owned_begin(), region.owned_count()),
+                  weights_A.rows(region.begin, region.count),
+                  region.experts ? "the experts' weights" : "the weights");
 }
 
 }  // namespace biomoe

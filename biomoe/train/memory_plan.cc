@@ -37,6 +37,16 @@ constexpr uint64_t kMpiBytes = 11 * kMiB;
 constexpr uint64_t kGpuContextBytes = 608 * kMiB;
 constexpr uint64_t kGpuHostBytes = 500 * kMiB;
 
+// NCCL's buffers for a group of ranks on each of its GPUs: read off two H200, NCCL 2.28.
+constexpr uint64_t kNcclGroupBytes = 680 * kMiB;
+
+// Groups that NCCL makes; those of all ranks share one.
+uint64_t nccl_bytes(const MeshSize& mesh) {
+  const int64_t world = mesh.world();
+  const auto own = [world](int64_t size) { return size > 1 && size < world ? 1 : 0; };
+  return world == 1 ? 0 : static_cast<uint64_t>(1 + own(mesh.ep) + own(mesh.dp)) * kNcclGroupBytes;
+}
+
 // The copy that async_save writes from: weights and both moments.
 uint64_t staging_bytes(const ParameterList& parameters) {
   TensorGroup group;
@@ -125,6 +135,8 @@ std::vector<MemoryRow> device_memory_rows(const ModelConfig& model, const ModelL
   }
   rows.push_back({"workspace of products", cuda::kProductWorkspaceBytes, ""});
   rows.push_back({"driver and kernels", kGpuContextBytes, ""});
+  if (const uint64_t bytes = nccl_bytes(limits.place.size); bytes > 0)
+    rows.push_back({"messages between GPUs", bytes, ""});
   return rows;
 }
 

@@ -1,6 +1,7 @@
 #include "biomoe/train/model_image.h"
 
-#include <algorithm>
+#include <array>
+#include <utility>
 
 #include "biomoe/model/parameter_io.h"
 #include "biomoe/ops/device.h"
@@ -13,15 +14,15 @@ size_t ModelImage::planned_bytes(const ParameterList& parameters, Device device,
   return with_optimizer ? 3 * arena : arena;
 }
 
-ModelImage::ModelImage(Model& model, Optimizer* optimizer) : model_(model), optimizer_(optimizer) {
+ModelImage::ModelImage(Model& model, Optimizer* optimizer, const Mesh* mesh)
+    : model_(model), optimizer_(optimizer), mesh_(mesh && !mesh->alone() ? mesh : nullptr) {
   const ParameterList& parameters = model.parameters();
-  if (model.limits().device == Device::kCpu) {
+  const bool direct = model.limits().device == Device::kCpu;
+  if (direct) {
     weights_A_ = model.weights_A();
     if (optimizer) exp_avg_A_ = optimizer->exp_avg_A();
     if (optimizer) exp_avg_sq_A_ = optimizer->exp_avg_sq_A();
   } else {
-    BM_CHECK(parameters.owned_elements() == parameters.arena_elements(),
-             "ranks on a device cannot be saved yet");
     arena_ = Arena(planned_bytes(parameters, model.limits().device, optimizer != nullptr),
                    "the model on the host");
     const Shape shape{parameters.arena_elements()};
@@ -29,12 +30,14 @@ ModelImage::ModelImage(Model& model, Optimizer* optimizer) : model_(model), opti
     if (optimizer) exp_avg_A_ = arena_.tensor(DType::kF32, shape);
     if (optimizer) exp_avg_sq_A_ = arena_.tensor(DType::kF32, shape);
   }
-  groups_.push_back(held_group());
+  groups_.push_back(held_group("model", weights_A_));
   owned_groups_.push_back(owned_group("model", weights_A_, false));
   if (!optimizer) return;
-  for (auto* groups : {&groups_, &owned_groups_}) {
-    groups->push_back(owned_group("exp_avg", exp_avg_A_, true));
-    groups->push_back(owned_group("exp_avg_sq", exp_avg_sq_A_, true));
+  const std::array<std::pair<const char*, TensorView>, 2> moments{
+      {{"exp_avg", exp_avg_A_}, {"exp_avg_sq", exp_avg_sq_A_}}};
+  for (const auto& [name, arena_A] : moments) {
+    owned_groups_.push_back(owned_group(name, arena_A, direct));
+    groups_.push_back(direct ? owned_groups_.back() : held_group(name, arena_A));
   }
   if (model.fp8_state().delayed()) add_fp8_state();
 }
@@ -52,12 +55,12 @@ void ModelImage::add_fp8_state() {
   groups_.push_back({"fp8", {{"amax_history", amax_HN_}, {"scales", scales_N_}}});
 }
 
-// Weights as the model reads them; of the experts only those held here.
-TensorGroup ModelImage::held_group() const {
-  TensorGroup group{"model", {}};
+// Parameters as the model reads them, or moments in the same places; of the experts only those held here.
+TensorGroup ModelImage::held_group(const char* name, const TensorView& arena_A) const {
+  TensorGroup group{name, {}};
   const ParameterList& parameters = model_.parameters();
   for (const auto& spec : parameters.specs()) {
-    NamedTensor tensor{spec.name, parameters.view(weights_A_, spec)};
+    NamedTensor tensor{spec.name, parameters.view(arena_A, spec)};
     if (spec.parts > 1) tensor.part = TensorPart{spec.whole_shape(), spec.first_element()};
     group.tensors.push_back(std::move(tensor));
   }
@@ -70,24 +73,23 @@ TensorGroup ModelImage::owned_group(const char* name, const TensorView& arena_A,
   TensorGroup group{name, {}};
   const ParameterList& parameters = model_.parameters();
   for (const auto& spec : parameters.specs()) {
-    int64_t state = 0;  // of the region's first owned element
-    for (const ArenaRegion& region : parameters.regions()) {
-      const int64_t owned_begin = region.owned_begin(), owned_end = owned_begin + region.owned_count();
-      if (spec.offset >= region.begin && spec.offset < region.begin + region.count) {
-        const int64_t begin = std::clamp(owned_begin, spec.offset, spec.offset + spec.num_elements());
-        const int64_t end = std::clamp(owned_end, begin, spec.offset + spec.num_elements());
-        const bool whole = end - begin == spec.num_elements() && spec.parts == 1;
-        const int64_t place = of_state ? state + std::max<int64_t>(0, begin - owned_begin) : begin;
-        const TensorView stretch = begin == end ? TensorView(arena_A.data, arena_A.dtype, Shape{0})
-                                                : arena_A.rows(place, end - begin);
-        NamedTensor tensor{spec.name, whole ? TensorView(stretch.data, stretch.dtype, spec.shape) : stretch};
-        if (!whole) tensor.part = TensorPart{spec.whole_shape(), spec.first_element() + begin - spec.offset};
-        group.tensors.push_back(std::move(tensor));
-      }
-      state += region.owned_count();
-    }
+    const StateStretch own = parameters.state_owners(spec).own();
+    const bool whole = own.count == spec.num_elements() && spec.parts == 1;
+    const int64_t place = of_state ? own.place : spec.offset + own.begin;
+    const TensorView stretch =
+        own.count == 0 ? TensorView(arena_A.data, arena_A.dtype, Shape{0}) : arena_A.rows(place, own.count);
+    NamedTensor tensor{spec.name, whole ? TensorView(stretch.data, stretch.dtype, spec.shape) : stretch};
+    if (!whole) tensor.part = TensorPart{spec.whole_shape(), spec.first_element() + own.begin};
+    group.tensors.push_back(std::move(tensor));
   }
   return group;
+}
+
+StateArena ModelImage::state_arena(const ParamSpec& spec, const TensorView& arena_A) const {
+  StateArena state{arena_A, model_.parameters().state_owners(spec)};
+  if (mesh_ && state.owners.stretches.size() > 1)
+    state.copies = state.owners.experts ? &mesh_->dp() : &mesh_->world();
+  return state;
 }
 
 void ModelImage::initialize(uint64_t seed) {
@@ -103,13 +105,16 @@ void ModelImage::download_sync() {
   for (const auto& spec : model_.parameters().specs()) {
     float* values = weights() + spec.offset;
     if (remainders) {
-      io.read_masters_sync(spec, model_.weights_A(), optimizer_->remainder_A(), values);
+      io.read_masters_sync(spec, model_.weights_A(), state_arena(spec, optimizer_->remainder_A()), values);
+    } else if (masters) {
+      io.read_state_sync(spec, state_arena(spec, optimizer_->master_A()), values);
     } else {
-      io.read_sync(spec, masters ? optimizer_->master_A() : model_.weights_A(), values);
+      io.read_sync(spec, model_.weights_A(), values);
     }
     if (!optimizer_) continue;
-    io.read_sync(spec, optimizer_->exp_avg_A(), exp_avg_A_.f32() + spec.offset);
-    io.read_sync(spec, optimizer_->exp_avg_sq_A(), exp_avg_sq_A_.f32() + spec.offset);
+    io.read_state_sync(spec, state_arena(spec, optimizer_->exp_avg_A()), exp_avg_A_.f32() + spec.offset);
+    io.read_state_sync(spec, state_arena(spec, optimizer_->exp_avg_sq_A()),
+                       exp_avg_sq_A_.f32() + spec.offset);
   }
   if (!scales_N_) return;
   copy_to_host(model_.context(), amax_HN_.data, model_.fp8_state().amax_HN().data, amax_HN_.bytes());
@@ -124,10 +129,11 @@ void ModelImage::upload_sync() {
     io.write_sync(spec, weights() + spec.offset, model_.weights_A());
     if (!optimizer_) continue;
     for (const TensorView& masters : {optimizer_->master_A(), optimizer_->remainder_A()}) {
-      if (masters) io.write_sync(spec, weights() + spec.offset, masters);
+      if (masters) io.write_state_sync(spec, weights() + spec.offset, state_arena(spec, masters));
     }
-    io.write_sync(spec, exp_avg_A_.f32() + spec.offset, optimizer_->exp_avg_A());
-    io.write_sync(spec, exp_avg_sq_A_.f32() + spec.offset, optimizer_->exp_avg_sq_A());
+    io.write_state_sync(spec, exp_avg_A_.f32() + spec.offset, state_arena(spec, optimizer_->exp_avg_A()));
+    io.write_state_sync(spec, exp_avg_sq_A_.f32() + spec.offset,
+                        state_arena(spec, optimizer_->exp_avg_sq_A()));
   }
   if (!scales_N_) return;
   copy_to_device(model_.context(), model_.fp8_state().amax_HN().data, amax_HN_.data, amax_HN_.bytes());

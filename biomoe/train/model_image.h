@@ -7,6 +7,7 @@
 #include "biomoe/checkpoint/training_checkpoint.h"
 #include "biomoe/core/arena.h"
 #include "biomoe/model/model.h"
+#include "biomoe/model/parameter_io.h"
 #include "biomoe/optim/optimizer.h"
 
 namespace biomoe {
@@ -17,13 +18,16 @@ namespace biomoe {
 // all without loss and in the layout of the hub.
 class ModelImage {
  public:
-  // The model and the optimiser (null: weights only) must outlive the image.
-  ModelImage(Model& model, Optimizer* optimizer);
+  // The model and the optimiser (null: weights only) must outlive the image, as must the mesh of a rank that
+  // is not alone.
+  ModelImage(Model& model, Optimizer* optimizer, const Mesh* mesh = nullptr);
   static size_t planned_bytes(const ParameterList& parameters, Device device, bool with_optimizer);
 
-  // What this rank holds: of the weights all that it reads, of the moments what it owns.
+  // What this rank holds: of the weights all that it reads, of the moments what it owns, or on a device
+  // (which may own other elements in its layout) those of all that it holds.
   const std::vector<TensorGroup>& groups() const { return groups_; }
-  // What it saves: over the ranks, every element once.
+  // What it saves: over the ranks, every element once. Between ranks on devices download_sync and upload_sync
+  // are calls of all of them.
   const std::vector<TensorGroup>& owned_groups() const { return owned_groups_; }
   float* weights() const { return weights_A_.f32(); }  // flat, see ParamSpec::offset
 
@@ -33,11 +37,13 @@ class ModelImage {
 
  private:
   void add_fp8_state();
-  TensorGroup held_group() const;
+  TensorGroup held_group(const char* name, const TensorView& arena_A) const;
+  StateArena state_arena(const ParamSpec& spec, const TensorView& arena_A) const;
   TensorGroup owned_group(const char* name, const TensorView& arena_A, bool of_state) const;
 
   Model& model_;
   Optimizer* optimizer_;
+  const Mesh* mesh_;  // null for a rank that is alone
   Arena arena_;
   TensorView weights_A_, exp_avg_A_, exp_avg_sq_A_;
   Arena fp8_arena_;

@@ -10,8 +10,10 @@
 
 #include "biomoe/config/launch.h"
 #include "biomoe/core/version.h"
+#include "biomoe/dist/gpus.h"
 #include "biomoe/dist/group_comm.h"
 #include "biomoe/dist/local/local_transport.h"
+#include "biomoe/ops/device.h"
 
 namespace biomoe {
 namespace {
@@ -66,12 +68,8 @@ int64_t threads_of_rank(int64_t on_host) {
   return std::min(allowed, share);
 }
 
-// Resolves device=auto, and refuses what ranks cannot do yet.
-void require_supported(RunConfig& config, const MeshSize& mesh) {
-  if (config.device == DeviceChoice::kCuda) {
-    throw user_error("{} ranks run on the CPU in this version; set device=cpu", mesh.world());
-  }
-  config.device = DeviceChoice::kCpu;
+// Refuses what ranks cannot do yet.
+void require_supported(const RunConfig& config, const MeshSize& mesh) {
   if (config.fp8_config.enabled) {
     throw user_error("{} ranks train without fp8_config in this version; set fp8_config.enabled=false",
                      mesh.world());
@@ -81,6 +79,59 @@ void require_supported(RunConfig& config, const MeshSize& mesh) {
         "init_from is for runs with parallelism.ep_size=1; make a checkpoint of it first, from which any "
         "ranks go on: biomoe checkpoint import {} {}",
         config.init_from, config.run_dir);
+  }
+}
+
+// Where the ranks of this one's host stand among all.
+struct HostPlace {
+  int64_t ranks = 0;  // on this host
+  int64_t index = 0;  // of this one among them
+};
+
+HostPlace host_place(Comm& world) {
+  const auto hosts = all_gather_text(world, host_name(), "the names of hosts");
+  HostPlace place;
+  for (size_t rank = 0; rank < hosts.size(); ++rank) {
+    if (hosts[rank] != hosts[static_cast<size_t>(world.rank())]) continue;
+    if (static_cast<int>(rank) < world.rank()) ++place.index;
+    ++place.ranks;
+  }
+  return place;
+}
+
+// Gives this rank a GPU of its own; "" or why there is none. A launcher that shows each rank one GPU has
+// chosen it; where a rank sees several, ranks of a host take them in order.
+std::string take_gpu(const HostPlace& place) {
+  std::string why;
+  if (!device_available(Device::kCuda, &why)) return why;
+  if (nccl::library().empty()) return "this biomoe was built without NCCL";
+  const int64_t count = device_count(Device::kCuda);
+  if (count > 1 && count < place.ranks)
+    return fmt::format("{} ranks are on a host where each sees {} GPUs", place.ranks, count);
+  select_device(Device::kCuda, count > 1 ? place.index : 0);
+  return "";
+}
+
+// Settles device=auto: GPUs where every rank can have one of its own.
+void settle_device(RunConfig& config, Comm& world, const HostPlace& place) {
+  if (config.device == DeviceChoice::kCpu) return;
+  std::string problem = take_gpu(place);
+  const std::string own =
+      problem.empty() ? host_name() + " " + device_info(Device::kCuda).bus_id : std::string();
+  const auto gpus = all_gather_text(world, own, "the GPUs of ranks");
+  for (size_t rank = 0; rank < gpus.size() && problem.empty(); ++rank) {
+    if (static_cast<int>(rank) != world.rank() && gpus[rank] == own)
+      problem = fmt::format("rank {} was given the same GPU; start one rank a GPU", rank);
+  }
+  const auto problems = all_gather_text(world, problem, "the GPUs of ranks");
+  const auto first =
+      std::find_if(problems.begin(), problems.end(), [](const auto& text) { return !text.empty(); });
+  if (first == problems.end()) {
+    config.device = DeviceChoice::kCuda;
+  } else if (config.device == DeviceChoice::kCuda) {
+    throw user_error("rank {}: device=cuda: {}", first - problems.begin(), *first);
+  } else {
+    config.device = DeviceChoice::kCpu;
   }
 }
 
@@ -110,17 +161,23 @@ Ranks start_ranks(RunConfig& config) {
   auto world = start_world(read_launch(), parallelism.timeout_s);
   if (!world) world = single_comm();
   MeshSize mesh;
+  HostPlace place{.ranks = 1};
   try {
     require_same_config(*world, config);
     mesh =
         resolve_mesh(parallelism.dp_size, parallelism.ep_size, world->size(), config.model.num_local_experts);
     config.parallelism.dp_size = mesh.dp;
-    if (world->size() > 1) require_supported(config, mesh);
+    if (world->size() > 1) {
+      require_supported(config, mesh);
+      place = host_place(*world);
+      settle_device(config, *world, place);
+    }
   } catch (const Error& error) {
     throw error_of_rank(*world, error);
   }
-  const auto hosts = all_gather_text(*world, host_name(), "the names of hosts");
-  Ranks ranks{Mesh(std::move(world), mesh), std::count(hosts.begin(), hosts.end(), host_name())};
+  if (world->size() > 1 && config.device == DeviceChoice::kCuda)
+    world = nccl::over_gpus(std::move(world), parallelism.timeout_s);
+  Ranks ranks{Mesh(std::move(world), mesh), place.ranks};
   if (!ranks.mesh.alone() && config.num_threads == 0) config.num_threads = threads_of_rank(ranks.on_host);
   return ranks;
 }

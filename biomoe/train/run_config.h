@@ -63,9 +63,13 @@ struct ValidationConfig {
   }
 };
 
+enum class DispatcherChoice : uint8_t { kAuto, kNccl, kP2p };
+inline constexpr std::array<std::string_view, 3> kDispatcherChoiceNames{"auto", "nccl", "p2p"};
+
 struct ParallelismConfig {
   int64_t dp_size = 0;
   int64_t ep_size = 1;
+  DispatcherChoice dispatcher = DispatcherChoice::kAuto;
   double timeout_s = 30;
   template <typename Visitor>
   void visit(Visitor& v) {
@@ -74,6 +78,10 @@ struct ParallelismConfig {
         "ep_size", ep_size,
         "ranks that the experts are split over; dp_size * ep_size is the number of ranks, which mpirun or "
         "srun starts");
+    v.choice("dispatcher", dispatcher, kDispatcherChoiceNames,
+             "how rows get to experts on other GPUs: stored there directly (p2p, within a host), in messages "
+             "(nccl), "
+             "or p2p where it is possible; ranks on CPUs send messages over MPI");
     v.field("timeout_s", timeout_s,
             "seconds after which a rank gives up waiting for another and ends the run");
   }

@@ -1,21 +1,36 @@
 #include "biomoe/train/sanity.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "biomoe/checkpoint/checksum.h"
 #include "biomoe/checkpoint/training_checkpoint.h"
+#include "biomoe/ops/device.h"
 
 namespace biomoe {
 namespace {
 
 constexpr double kVerifyPatience = 20;  // of the ranks that do not read the checkpoint
 
+// Of device memory, a piece at a time.
+std::string checksum(Context& ctx, const TensorView& held) {
+  constexpr size_t kPiece = size_t{16} << 20;
+  std::vector<unsigned char> piece(std::min(kPiece, held.bytes()));
+  uint32_t crc = 0;
+  for (size_t begin = 0; begin < held.bytes(); begin += kPiece) {
+    const size_t count = std::min(kPiece, held.bytes() - begin);
+    copy_to_host(ctx, piece.data(), static_cast<const unsigned char*>(held.data) + begin, count);
+    device_wait_sync(ctx);
+    crc = crc32_update(crc, piece.data(), count);
+  }
+  return crc32_text(crc);
+}
+
 // Whether the ranks that hold copies of each region have the same bits in it.
-bool same_copies(const Model& model, const Mesh& mesh) {
+bool same_copies(Model& model, const Mesh& mesh) {
   bool same = true;
   for (const ArenaRegion& region : model.parameters().regions()) {
-    const TensorView held = model.weights_A().rows(region.begin, region.count);
-    const std::string own = crc32_text(crc32_update(0, held.data, held.bytes()));
+    const std::string own = checksum(model.context(), model.weights_A().rows(region.begin, region.count));
     Comm& copies = region.experts ? mesh.dp() : mesh.world();
     for (const std::string& other : all_gather_text(copies, own, "the checksums of weights"))
       same = same && other == own;

@@ -16,7 +16,7 @@ struct SanityReport {
 };
 
 struct SanityInputs {
-  const Model& model;
+  Model& model;
   const Mesh& mesh;
   std::optional<double> first_loss;  // of the first step made here, if one was
   double last_loss = 0;
@@ -25,7 +25,7 @@ struct SanityInputs {
 };
 
 // All ranks call it and get the same report: the loss fell, copies of weights are the same bits on the ranks
-// that hold them, the checkpoint reads back. CPU only.
+// that hold them, the checkpoint reads back.
 SanityReport check_sanity(const SanityInputs& inputs);
 
 }  // namespace biomoe

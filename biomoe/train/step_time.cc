@@ -46,35 +46,90 @@ double measure_product(int64_t rows, int64_t columns, int64_t inner, int num_thr
   return best;
 }
 
+double step_of_rank_flops(const RunConfig& config) {
+  const DataConfig& data = config.dataset;
+  return sequence_flops(config.model, data.max_seq_length) *
+         static_cast<double>(data.token_micro_batch_size * config.grad_acc_steps) /
+         static_cast<double>(data.max_seq_length);
+}
+
+// Seconds in which a group of `ranks`, neighbours in the mesh or `apart` of each other, reduces and scatters,
+// or gathers, `bytes` that each of them holds.
+double collective_seconds(double bytes, int64_t ranks, int64_t apart, const LinkRates& rates) {
+  if (ranks == 1) return 0;
+  const double rate = ranks * apart <= rates.gpus_of_host ? rates.collective : rates.between_hosts;
+  return bytes * static_cast<double>(ranks - 1) / static_cast<double>(ranks) / rate;
+}
+
 }  // namespace
+
+double communication_seconds(const RunConfig& config, const MeshSize& mesh, double update_seconds,
+                             const LinkRates& rates) {
+  const ModelConfig& model = config.model;
+  const ParameterList parameters(model, {.size = mesh});
+  const double gradient = config.grad_acc_steps > 1 ? 4 : 2, weight = 2;
+  double reduce = 0, gather = 0;
+  for (const ArenaRegion& region : parameters.regions()) {
+    const auto count = static_cast<double>(region.count);
+    const int64_t apart = region.experts ? mesh.ep : 1;
+    reduce += collective_seconds(count * gradient, region.copies, apart, rates);
+    gather += collective_seconds(count * weight, region.copies, apart, rates);
+  }
+  double rows = 0;
+  if (mesh.ep > 1) {
+    // Forward sends and fetches a row a slot; backward sends two and fetches one. A recomputed layer sends
+    // and fetches once more.
+    const auto moves = static_cast<double>(5 * model.num_hidden_layers +
+                                           2 * std::min(config.recompute_layers, model.num_hidden_layers));
+    const double bytes = static_cast<double>(config.dataset.token_micro_batch_size *
+                                             model.num_experts_per_tok * model.hidden_size) *
+                         2.0 * static_cast<double>(mesh.ep - 1) / static_cast<double>(mesh.ep);
+    const double rate = mesh.ep <= rates.gpus_of_host ? rates.rows : rates.between_hosts;
+    rows = moves * static_cast<double>(config.grad_acc_steps) * bytes / rate;
+  }
+  return rows + reduce + std::max(0.0, gather - update_seconds);
+}
+
+StepTime estimate_gpu_step_time(const RunConfig& config, int64_t dp_size) {
+  constexpr double kFlopsPerSecond = 630e12, kBytesPerSecond = 4.2e12;
+  const MeshSize mesh{.dp = dp_size, .ep = config.parallelism.ep_size};
+  const double fp32 = config.optimizer_store_param_remainders ? 26 : 28;
+  const double bytes = config.optimizer_states == OptimizerStates::kBf16 ? 14 : fp32;  // a parameter
+  StepTime time;
+  time.flops = step_of_rank_flops(config);
+  // What a recomputed layer does in forward it does twice: a third of its operations more.
+  const double recomputed =
+      static_cast<double>(std::min(config.recompute_layers, config.model.num_hidden_layers)) /
+      static_cast<double>(config.model.num_hidden_layers);
+  time.flops_per_second = kFlopsPerSecond / (1 + recomputed / 3);
+  const ParameterList parameters(config.model, {.size = mesh});
+  time.update_seconds = static_cast<double>(parameters.owned_elements()) * bytes / kBytesPerSecond;
+  time.communication_seconds = communication_seconds(config, mesh, time.update_seconds);
+  time.basis = "an H200's grouped products, and AdamW at its memory's rate";
+  if (mesh.world() > 1) {
+    const LinkRates rates;
+    time.basis += fmt::format(", {:.0f} GB/s between GPUs of a host", rates.rows * 1e-9);
+    if (mesh.world() > rates.gpus_of_host)
+      time.basis += fmt::format(" and {:.0f} GB/s from host to host", rates.between_hosts * 1e-9);
+  }
+  time.basis += " (stated, not measured here)";
+  return time;
+}
 
 StepTime estimate_step_time(const RunConfig& config, double measure_seconds) {
   const ModelConfig& model = config.model;
-  const DataConfig& data = config.dataset;
+  const MeshSize mesh = planned_place(config).size;
+  if (planned_device(config.device) == Device::kCuda) return estimate_gpu_step_time(config, mesh.dp);
   StepTime time;
   time.num_threads = resolved_threads(config.num_threads);
-  const bool alone = planned_place(config).size.world() == 1;
-  const char* const not_counted = alone ? "" : "; the time between ranks is not counted";
-  time.flops = sequence_flops(model, data.max_seq_length) *
-               static_cast<double>(data.token_micro_batch_size * config.grad_acc_steps) /
-               static_cast<double>(data.max_seq_length);
-  if (planned_device(config.device) == Device::kCuda) {
-    constexpr double kFlopsPerSecond = 630e12, kBytesPerSecond = 4.2e12;
-    const double fp32 = config.optimizer_store_param_remainders ? 26 : 28;
-    const double bytes = config.optimizer_states == OptimizerStates::kBf16 ? 14 : fp32;  // a parameter
-    time.flops_per_second = kFlopsPerSecond;
-    time.update_seconds = static_cast<double>(ParameterList(model, planned_place(config)).owned_elements()) *
-                          bytes / kBytesPerSecond;
-    time.basis = fmt::format(
-        "an H200's grouped products, and AdamW at its memory's rate (stated, not measured here){}",
-        not_counted);
-    return time;
-  }
-  time.basis = fmt::format("this machine's matrix products with {} threads (measured now){}",
-                           time.num_threads, not_counted);
+  time.flops = step_of_rank_flops(config);
+  time.basis =
+      fmt::format("this machine's matrix products with {} threads (measured now){}", time.num_threads,
+                  mesh.world() == 1 ? "" : "; the time between ranks is not counted");
   // A product of these sides takes milliseconds; larger ones run at the same rate.
   constexpr int64_t kLargest = 1024;
-  const int64_t rows = data.token_micro_batch_size * model.num_experts_per_tok / model.num_local_experts;
+  const int64_t rows =
+      config.dataset.token_micro_batch_size * model.num_experts_per_tok / model.num_local_experts;
   time.flops_per_second =
       measure_product(std::clamp<int64_t>(rows, 1, kLargest), std::min(2 * model.intermediate_size, kLargest),
                       std::min(model.hidden_size, kLargest), time.num_threads, measure_seconds);

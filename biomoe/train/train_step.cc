@@ -4,14 +4,18 @@
 #include <array>
 #include <cmath>
 
+#include "biomoe/dist/watchdog.h"
+#include "biomoe/ops/comm_clock.h"
 #include "biomoe/optim/replicas.h"
 
 namespace biomoe {
 
-StepRunner::StepRunner(Model& model, Optimizer& optimizer, bool record, const Mesh* mesh)
+StepRunner::StepRunner(Model& model, Optimizer& optimizer, bool record, const Mesh* mesh, double wait_limit_s)
     : model_(model),
       optimizer_(optimizer),
       record_(record && RecordedStep::supported(model.context())),
+      side_(model.context()),
+      wait_limit_s_(wait_limit_s),
       mesh_(mesh && !mesh->alone() ? mesh : nullptr) {}
 
 void StepRunner::submit(std::span<const Batch> micro_batches, const StepSettings& settings) {
@@ -37,6 +41,7 @@ void StepRunner::submit(std::span<const Batch> micro_batches, const StepSettings
                               "the size of the global batch");
     target_weight = sums[0];
     result_.tokens = static_cast<int64_t>(sums[1]);
+    sizes_.push_back(result_.tokens);  // auxiliary losses are divided by it
   }
   grad_scale_ = target_weight > 0 ? 1.0 / target_weight : 0.0;
   model_.start_step(grad_scale_);
@@ -73,7 +78,7 @@ void StepRunner::enqueue(std::span<const DeviceBatch* const> batches, double max
   const bool several = batches.size() > 1;
   const bool count_ahead = several && (config.router_aux_loss_coef > 0 || config.router_z_loss_coef > 0);
   const auto share_routing = [this] {
-    if (mesh_) model_.share_routing(mesh_->world());
+    if (mesh_) model_.share_routing(mesh_->world(), result_.tokens);
   };
   if (count_ahead) {
     for (const DeviceBatch* batch : batches) model_.count_routing(*batch);
@@ -98,13 +103,31 @@ void StepRunner::update(double max_grad_norm) {
   const ParameterList& parameters = model_.parameters();
   if (mesh_) reduce_gradients(ctx, parameters, *mesh_, model_.gradients_A());
   optimizer_.clip(ctx, model_.gradients_A(), max_grad_norm, model_.loss_sums_3(), model_.gradient_squares());
-  optimizer_.update(ctx, model_.weights_A(), model_.gradients_A());
-  if (mesh_) gather_weights(ctx, parameters, *mesh_, model_.weights_A());
+  // The ranks give each other a region of new weights while the next one is updated.
+  for (size_t region = 0; region < parameters.regions().size(); ++region) {
+    optimizer_.update_region(ctx, region, model_.weights_A(), model_.gradients_A());
+    if (mesh_) gather_weights(side_.after_now(), parameters.regions()[region], *mesh_, model_.weights_A());
+  }
+  if (mesh_) {
+    const CommSpan span(ctx);
+    side_.join();
+  }
   optimizer_.finish_step(ctx);
 }
 
+// On a GPU the ranks first see on their hosts that all have given out the step: one that has not is named by
+// those who wait for it here, and what all have given out ends by itself.
+void StepRunner::wait_sync() {
+  if (!mesh_ || model_.context().device == Device::kCpu) return device_wait_sync(model_.context());
+  const Comm& world = mesh_->world();
+  mesh_->world().barrier("the start of the step");
+  if (device_wait_sync(model_.context(), wait_limit_s_)) return;
+  give_up(fmt::format("rank {}: the step's work on the GPU was not completed within {:.3g} s", world.rank(),
+                      wait_limit_s_));
+}
+
 StepResult StepRunner::finish_sync() {
-  device_wait_sync(model_.context());
+  wait_sync();
   const StepSums sums = model_.sums();
   if (!optimizer_.update_made()) throw_nonfinite(sums);
   const ModelConfig& config = model_.config();

@@ -41,8 +41,10 @@ class StepRunner {
   // record: where the device can, a step is recorded the second time that its sizes are met, and replayed
   // from then on.
   // `mesh`, where there is one: every rank makes the same calls with micro-batches of its own, as many as the
-  // others; the global batch is all of them, and the result is the same on all ranks. It must outlive this.
-  StepRunner(Model& model, Optimizer& optimizer, bool record, const Mesh* mesh = nullptr);
+  // others; the global batch is all of them, and the result is the same on all ranks. It must outlive this. A
+  // step on GPUs that takes longer than wait_limit_s ends the process.
+  StepRunner(Model& model, Optimizer& optimizer, bool record, const Mesh* mesh = nullptr,
+             double wait_limit_s = 600);
 
   // Gives the step to the device and does not wait for it (on the CPU: runs it). The batches may be changed
   // on return; on the CPU, and for the message of a step that fails, they are read until finish_sync returns.
@@ -55,12 +57,15 @@ class StepRunner {
  private:
   void enqueue(std::span<const DeviceBatch* const> batches, double max_grad_norm);
   void update(double max_grad_norm);
+  void wait_sync();
   std::string nonfinite_place();
   [[noreturn]] void throw_nonfinite(const StepSums& sums);
 
   Model& model_;
   Optimizer& optimizer_;
   bool record_ = false;
+  SideStream side_;  // for communication beside the optimiser
+  double wait_limit_s_;
   const Mesh* mesh_ = nullptr;  // null for a rank that is alone
   std::map<std::vector<int64_t>, std::optional<RecordedStep>>
       recordings_;  // by the sizes of the micro-batches

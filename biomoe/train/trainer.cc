@@ -11,6 +11,7 @@
 #include "biomoe/core/clock.h"
 #include "biomoe/core/file.h"
 #include "biomoe/core/version.h"
+#include "biomoe/dist/gpus.h"
 #include "biomoe/ops/device_peak.h"
 #include "biomoe/train/memory_plan.h"
 
@@ -43,7 +44,8 @@ ModelLimits planned_limits(const RunConfig& config, bool training, Device device
           .deterministic = config.deterministic,
           .portable_kernels = config.portable_kernels,
           .fp8 = config.fp8_config,
-          .place = planned_place(config)};
+          .place = planned_place(config),
+          .expert_messages = config.parallelism.dispatcher == DispatcherChoice::kNccl};
 }
 
 MeshPlace planned_place(const RunConfig& config) {
@@ -58,6 +60,20 @@ ModelLimits model_limits(const RunConfig& config, bool training) {
   return limits;
 }
 
+void join_ranks(const Mesh& mesh, DispatcherChoice dispatcher, ModelLimits& limits) {
+  limits.place = mesh.place();
+  if (limits.place.size.ep == 1) return;
+  limits.expert_ranks = &mesh.ep();
+  if (limits.device == Device::kCpu) return;
+  limits.expert_messages = dispatcher == DispatcherChoice::kAuto ? !nccl::can_share_memory(mesh.ep())
+                                                                 : dispatcher == DispatcherChoice::kNccl;
+}
+
+bool can_record_steps(const ModelLimits& limits) {
+  const bool messages = limits.place.size.ep > 1 && limits.expert_messages;
+  return limits.expert_ffn_mode != ExpertFfnMode::kLoop && !messages;
+}
+
 Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::shared_ptr<const Ranks> ranks)
     : resolved_(std::move(config)),
       config_(resolved_.value),
@@ -70,15 +86,15 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
   const ModelConfig& model = config_.model;
   const Mesh& mesh = ranks_->mesh;
   ModelLimits limits = model_limits(config_, true);
-  limits.place = mesh.place();
-  if (limits.place.size.ep > 1) limits.expert_ranks = &mesh.ep();
+  join_ranks(mesh, config_.parallelism.dispatcher, limits);
   model_ = std::make_unique<Model>(model, limits);
   const Device device = model_->limits().device;
   OptimizerOptions options = optimizer_options(config_, device);
   if (!mesh.alone()) options.world = &mesh.world();
   optimizer_ = std::make_unique<Optimizer>(model_->parameters(), config_.adamw, options);
-  image_ = std::make_unique<ModelImage>(*model_, optimizer_.get());
-  runner_ = std::make_unique<StepRunner>(*model_, *optimizer_, records_steps(), &mesh);
+  image_ = std::make_unique<ModelImage>(*model_, optimizer_.get(), &mesh);
+  runner_ = std::make_unique<StepRunner>(*model_, *optimizer_, config_.cuda_graph && can_record_steps(limits),
+                                         &mesh, config_.parallelism.timeout_s);
   loader_ = std::make_unique<Loader>(dataset_.train, dataset_.vocabulary,
                                      train_loader_options(config_.dataset, {mesh.rank(), mesh.size()}));
   micro_batches_.resize(static_cast<size_t>(config_.grad_acc_steps));
@@ -98,11 +114,6 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
   }
   resume();
   image_->upload_sync();
-}
-
-// In a loop over experts the host waits for the routing, which a recording cannot hold.
-bool Trainer::records_steps() const {
-  return config_.cuda_graph && model_->limits().expert_ffn_mode != ExpertFfnMode::kLoop;
 }
 
 // The first rank looks, and all take what it found: "" for nothing.
@@ -316,6 +327,9 @@ void Trainer::print_head() const {
                kFp8RecipeNames[static_cast<size_t>(config_.fp8_config.fp8_recipe)],
                dtype_name(model_->types().activation));
   }
+  if (const ModelLimits& limits = model_->limits(); limits.device != Device::kCpu && limits.place.size.ep > 1)
+    fmt::print("rows go to the experts of other GPUs {}\n",
+               limits.expert_messages ? "in messages (nccl)" : "by direct stores (p2p)");
   if (!ranks_->mesh.alone() && config_.checkpoint.async_save && config_.checkpoint.save_every_n_steps > 0)
     fmt::print("checkpoint.async_save: ranks save together, in the foreground\n");
 }

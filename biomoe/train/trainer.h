@@ -27,6 +27,11 @@ namespace biomoe {
 ModelLimits model_limits(const RunConfig& config, bool training);
 // The same on a device that need not be here.
 ModelLimits planned_limits(const RunConfig& config, bool training, Device device);
+// Sets what a model over ranks needs of them: its place, and how rows go between them. All ranks call it.
+void join_ranks(const Mesh& mesh, DispatcherChoice dispatcher, ModelLimits& limits);
+// Whether steps of such a model can be recorded: in a loop over experts, and where rows go to other ranks in
+// messages, the host waits for the routing.
+bool can_record_steps(const ModelLimits& limits);
 // The first rank of the mesh that the configuration asks for; it holds no less than the others.
 MeshPlace planned_place(const RunConfig& config);
 
@@ -53,7 +58,6 @@ class Trainer {
 
  private:
   void resume();
-  bool records_steps() const;
   void prepare_folder();
   void print_head() const;
   void train(RunLog* log);  // null on ranks that write none

@@ -2,6 +2,7 @@
 #include "biomoe/ops/device.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstring>
@@ -41,6 +42,12 @@ int current_device() {
 int compute_capability(int device) {
   return 10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
          attribute(cudaDevAttrComputeCapabilityMinor, device);
+}
+
+int64_t visible_devices() {
+  int count = 0;
+  cuda::check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  return count;
 }
 
 // Empty when the current device can be used.
@@ -171,6 +178,14 @@ bool available(std::string* why) {
   return missing.empty();
 }
 
+int64_t count() {
+  return what_is_missing().empty() ? visible_devices() : 0;
+}
+
+void select(int64_t index) {
+  check(cudaSetDevice(static_cast<int>(index)), "cudaSetDevice");
+}
+
 DeviceInfo info() {
   const std::string missing = what_is_missing();
   if (!missing.empty()) throw user_error("{}", missing);
@@ -187,6 +202,10 @@ DeviceInfo info() {
   check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
   info.driver = "CUDA " + version_text(driver);
   info.runtime = fmt::format("CUDA {}, cuBLASLt {}", version_text(runtime), cublasLtGetVersion());
+  std::array<char, 32> bus_id{};
+  check(cudaDeviceGetPCIBusId(bus_id.data(), static_cast<int>(bus_id.size()), device),
+        "cudaDeviceGetPCIBusId");
+  info.bus_id = bus_id.data();
   return info;
 }
 
@@ -211,6 +230,10 @@ void destroy_state(DeviceState* state) noexcept {
   delete state;
 }
 
+void* stream(DeviceState* state) {
+  return state->stream;
+}
+
 void copy(DeviceState* state, void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
   if (pageable(to) || pageable(from)) ++g_sync_calls;
@@ -220,6 +243,13 @@ void copy(DeviceState* state, void* to, const void* from, size_t bytes) {
 void wait_sync(DeviceState* state) {
   ++g_sync_calls;
   check(cudaStreamSynchronize(state->stream), "work on the GPU");
+}
+
+bool idle(DeviceState* state) {
+  const cudaError_t status = cudaStreamQuery(state->stream);
+  if (status == cudaErrorNotReady) return false;
+  check(status, "work on the GPU");
+  return true;
 }
 
 void begin_recording(DeviceState* state) {
@@ -249,6 +279,32 @@ void replay(DeviceState* state, void* graph) {
 
 void destroy_recording(void* graph) noexcept {
   cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
+}
+
+void* create_side_stream() {
+  // Its kernels are few and others wait for them: they go first.
+  int least = 0, greatest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "cudaStreamCreate");
+  return stream;
+}
+
+void destroy_side_stream(void* stream) noexcept {
+  cudaStreamDestroy(static_cast<cudaStream_t>(stream));
+}
+
+void* create_order_event() {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  return event;
+}
+
+void order(void* event, void* before, void* after) {
+  check(cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(before)),
+        "cudaEventRecord");
+  check(cudaStreamWaitEvent(static_cast<cudaStream_t>(after), static_cast<cudaEvent_t>(event)),
+        "cudaStreamWaitEvent");
 }
 
 void* create_event() {

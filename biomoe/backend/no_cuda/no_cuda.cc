@@ -26,6 +26,14 @@ bool available(std::string* why) {
   return false;
 }
 
+int64_t count() {
+  return 0;
+}
+
+void select(int64_t) {
+  throw no_cuda("the GPU");
+}
+
 DeviceInfo info() {
   throw no_cuda("the GPU");
 }
@@ -38,10 +46,16 @@ MemorySource& staging() {
 DeviceState* create_state() {
   throw no_cuda("the GPU");
 }
+void* stream(DeviceState*) {
+  throw no_cuda("the GPU");
+}
 void copy(DeviceState*, void*, const void*, size_t) {
   throw no_cuda("copy");
 }
 void wait_sync(DeviceState*) {
+  throw no_cuda("wait");
+}
+bool idle(DeviceState*) {
   throw no_cuda("wait");
 }
 void begin_recording(DeviceState*) {
@@ -52,6 +66,15 @@ void* end_recording(DeviceState*) {
 }
 void replay(DeviceState*, void*) {
   throw no_cuda("replay");
+}
+void* create_side_stream() {
+  throw no_cuda("stream");
+}
+void* create_order_event() {
+  throw no_cuda("event");
+}
+void order(void*, void*, void*) {
+  throw no_cuda("event");
 }
 void* create_event() {
   throw no_cuda("event");
@@ -68,6 +91,7 @@ void destroy_state(DeviceState*) noexcept {}
 void abandon_recording(DeviceState*) noexcept {}
 void destroy_recording(void*) noexcept {}
 void destroy_event(void*) noexcept {}
+void destroy_side_stream(void*) noexcept {}
 
 int64_t sync_calls() {
   return 0;

@@ -6,18 +6,16 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <csignal>
 #include <cstring>
 #include <exception>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "biomoe/core/clock.h"
 #include "biomoe/core/error.h"
 #include "biomoe/dist/transport.h"
+#include "biomoe/dist/watchdog.h"
 
 namespace biomoe::mpi {
 namespace {
@@ -53,39 +51,6 @@ extern "C" void told_to_stop(int) {
   write_line({text, std::strlen(text)});
   _exit(1);
 }
-
-[[noreturn]] void give_up(const std::string& line) {
-  write_line("biomoe: " + line + "\n");
-  _exit(1);  // not through MPI, which would wait for the rank that does not answer
-}
-
-// Ends the process with a line when a call of MPI's own does not return in time.
-class Watchdog {
- public:
-  Watchdog(double timeout_s, std::string line) {
-    thread_ = std::thread([this, timeout_s, line = std::move(line)] {
-      std::unique_lock lock(mutex_);
-      if (!changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return done_; }))
-        give_up(line);
-    });
-  }
-  ~Watchdog() {
-    {
-      const std::lock_guard lock(mutex_);
-      done_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  Watchdog(const Watchdog&) = delete;
-  Watchdog& operator=(const Watchdog&) = delete;
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  std::thread thread_;
-};
 
 void check(int code, int rank, std::string_view what) {
   if (code == MPI_SUCCESS) return;

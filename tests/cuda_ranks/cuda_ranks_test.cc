@@ -1,0 +1,146 @@
+// Ranks with a GPU each, under mpiexec: skipped where there are fewer than two GPUs.
+#include <csignal>
+
+#include "biomoe/core/clock.h"
+#include "biomoe/core/file.h"
+#include "biomoe/ops/device.h"
+#include "tests/mpi/mpi_run.h"
+
+namespace biomoe::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CudaRanks : public MpiRun {
+ protected:
+  void SetUp() override {
+    MpiRun::SetUp();
+    if (device_count(Device::kCuda) < 2) GTEST_SKIP() << "needs two GPUs";
+  }
+  // A run in which a step is always four micro-batches, of a model that the GPU's grouped products take.
+  std::vector<std::string> gpu_training(const std::string& run, int ranks,
+                                        std::vector<std::string> overrides) const {
+    overrides.insert(overrides.end(),
+                     {"device=cuda", "config_kwargs.hidden_size=128", "config_kwargs.intermediate_size=256",
+                      "config_kwargs.num_attention_heads=4", "lr_scheduler_kwargs.num_decay_steps=12"});
+    return training(run, ranks, std::move(overrides));
+  }
+  // The largest relative difference of a figure between two runs.
+  double difference(const char* key, const std::string& a, const std::string& b) const {
+    const auto first = step_metrics(a), second = step_metrics(b);
+    EXPECT_EQ(first.size(), second.size());
+    double largest = 0;
+    for (size_t i = 0; i < std::min(first.size(), second.size()); ++i) {
+      const double want = second[i][key].get<double>();
+      largest = std::max(largest, std::abs(first[i][key].get<double>() - want) / std::abs(want));
+    }
+    RecordProperty(a + " " + key, fmt::format("{:.2e}", largest));
+    return largest;
+  }
+};
+
+TEST_F(CudaRanks, TheSanityCheckPasses) {
+  const std::string source = BIOMOE_SOURCE_DIR;
+  const Outcome outcome =
+      run_ranks(2, {"train", "--config", source + "/configs/L0_sanity.yaml", "device=cuda", "run_dir=sanity",
+                    "dataset.path=" + source + "/configs/data/lambda_phage.fa"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
+  EXPECT_THAT(outcome.out, ::testing::EndsWith("PASS\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("the same bits on all 2 ranks"));
+}
+
+// One GPU sums the gradients of its micro-batches in fp32, and so do ranks with more than one.
+TEST_F(CudaRanks, RanksTrainAsOneGpuDoes) {
+  ASSERT_EQ(run(gpu_training("one", 1, {"num_train_steps=12"})).status, 0);
+  for (const int ep : {1, 2}) {
+    const std::string run = "ep" + std::to_string(ep);
+    const Outcome outcome = run_ranks(
+        2, gpu_training(run, 2, {"num_train_steps=12", "parallelism.ep_size=" + std::to_string(ep)}));
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_LT(difference("loss", run, "one"), 2e-3);
+    EXPECT_LT(difference("aux_loss", run, "one"), 2e-3);
+    EXPECT_LT(difference("grad_norm", run, "one"), 2e-2);
+  }
+}
+
+// Rows lie in the same order either way.
+TEST_F(CudaRanks, MessagesAndDirectStoresGiveTheSameBits) {
+  for (const char* dispatcher : {"p2p", "nccl"}) {
+    const Outcome outcome = run_ranks(
+        2, gpu_training(dispatcher, 2, {"num_train_steps=6", "deterministic=true", "parallelism.ep_size=2",
+                                        std::string("parallelism.dispatcher=") + dispatcher}));
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr(std::string("(") + dispatcher + ")"));
+  }
+  for (const char* key : {"loss", "grad_norm"}) EXPECT_EQ(difference(key, "nccl", "p2p"), 0.0);
+}
+
+TEST_F(CudaRanks, ARunThatIsInterruptedGoesOnBitForBit) {
+  for (const int ep : {1, 2}) {
+    const std::string size = "parallelism.ep_size=" + std::to_string(ep);
+    const std::string whole = "whole" + std::to_string(ep), parts = "parts" + std::to_string(ep);
+    for (const char* states : {"optimizer_states=fp32", "optimizer_states=bf16"}) {
+      const std::string tail = states + 17;
+      ASSERT_EQ(run_ranks(2, gpu_training(whole + tail, 2,
+                                          {size, states, "deterministic=true", "num_train_steps=8"}))
+                    .status,
+                0);
+      for (const char* steps : {"num_train_steps=3", "num_train_steps=8"}) {
+        const Outcome outcome =
+            run_ranks(2, gpu_training(parts + tail, 2, {size, states, "deterministic=true", steps}));
+        ASSERT_EQ(outcome.status, 0) << outcome.err;
+      }
+      for (const char* key : {"loss", "grad_norm"})
+        EXPECT_EQ(difference(key, parts + tail, whole + tail), 0.0);
+    }
+  }
+}
+
+TEST_F(CudaRanks, ACheckpointGoesFromAnyRanksToAnyOthers) {
+  ASSERT_EQ(run(gpu_training("one", 1, {"num_train_steps=8"})).status, 0);
+  struct Part {
+    int ranks, ep;
+    const char* device;
+  };
+  int64_t steps = 0;
+  for (const Part& part : {Part{2, 2, "cuda"}, Part{2, 1, "cuda"}, Part{1, 1, "cuda"}, Part{2, 2, "cpu"}}) {
+    steps += 2;
+    auto arguments = gpu_training(
+        "moving", part.ranks,
+        {"num_train_steps=" + std::to_string(steps), "parallelism.ep_size=" + std::to_string(part.ep)});
+    for (std::string& argument : arguments) {
+      if (argument == "device=cuda") argument = fmt::format("device={}", part.device);
+    }
+    const Outcome outcome = part.ranks == 1 ? run(arguments) : run_ranks(part.ranks, arguments);
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+  }
+  EXPECT_LT(difference("loss", "moving", "one"), 4e-3);
+  EXPECT_EQ(run({"checkpoint", "verify", "moving"}).status, 0);
+}
+
+TEST_F(CudaRanks, ARankThatStopsAnsweringIsNamed) {
+  const std::vector<std::string> settings{"num_train_steps=1000000", "checkpoint.save_every_n_steps=5",
+                                          "parallelism.ep_size=2", "parallelism.timeout_s=3"};
+  Child child(mpiexec(program(2, gpu_training("run", 2, settings))));
+  ASSERT_TRUE(wait_for_file("run/checkpoints/latest"));
+  const auto ranks = children(child.pid());
+  ASSERT_EQ(ranks.size(), 2u);
+  const double begin = now_seconds();
+  kill(ranks[1], SIGSTOP);
+  const Outcome outcome = child.wait();
+  EXPECT_LT(now_seconds() - begin, 50);
+  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("was not completed within"));
+  EXPECT_EQ(run({"checkpoint", "verify", "run"}).status, 0);
+}
+
+TEST_F(CudaRanks, TwoRanksOnOneGpuAreRefused) {
+  Command command = mpiexec(program(2, gpu_training("run", 2, {"parallelism.ep_size=2"})));
+  command.environment.push_back("CUDA_VISIBLE_DEVICES=0");
+  const Outcome outcome = Child(command).wait();
+  EXPECT_EQ(outcome.status, 2) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("was given the same GPU"));
+}
+
+}  // namespace
+}  // namespace biomoe::test
