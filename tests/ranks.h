@@ -12,16 +12,14 @@
 
 namespace biomoe::test {
 
-// Calls body(world) on `ranks` threads and waits; then rethrows the error of the lowest rank that has one.
-inline void run_ranks(int ranks, const std::function<void(std::unique_ptr<Comm> world)>& body,
-                      double timeout_s = 20) {
-  const auto transports = local_transports(ranks, timeout_s);
+// Calls body(rank) on `ranks` threads and waits; then rethrows the error of the lowest rank that has one.
+inline void run_threads(int ranks, const std::function<void(int rank)>& body) {
   std::vector<std::exception_ptr> errors(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < errors.size(); ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        body(std::make_unique<GroupComm>(transports[rank]));
+        body(static_cast<int>(rank));
       } catch (...) {
         errors[rank] = std::current_exception();
       }
@@ -31,6 +29,14 @@ inline void run_ranks(int ranks, const std::function<void(std::unique_ptr<Comm> 
   for (const std::exception_ptr& error : errors) {
     if (error) std::rethrow_exception(error);
   }
+}
+
+// Calls body(world) on `ranks` threads.
+inline void run_ranks(int ranks, const std::function<void(std::unique_ptr<Comm> world)>& body,
+                      double timeout_s = 20) {
+  const auto transports = local_transports(ranks, timeout_s);
+  run_threads(ranks,
+              [&](int rank) { body(std::make_unique<GroupComm>(transports[static_cast<size_t>(rank)])); });
 }
 
 }  // namespace biomoe::test

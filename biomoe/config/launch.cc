@@ -1,5 +1,6 @@
 #include "biomoe/config/launch.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 
@@ -23,14 +24,21 @@ Launch read_launch(const std::function<std::optional<std::string>(const char*)>&
     return error == std::errc() && end == value->data() + value->size() ? number : 0;
   };
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
-    if (const int64_t processes = count(name); processes > 0) return {Launcher::kMpi, processes};
+    if (const int64_t processes = count(name); processes > 0)
+      return {.launcher = Launcher::kMpi, .processes = processes};
   }
   const int64_t tasks = count("SLURM_STEP_NUM_TASKS");
-  if (text("PMIX_RANK")) return {Launcher::kMpi, tasks > 0 ? tasks : 1};
-  if (tasks > 1) return {Launcher::kSrun, tasks};
-  if (const int64_t world = count("WORLD_SIZE"); world > 1 && text("RANK"))
-    return {Launcher::kTorchrun, world};
-  return {};
+  if (text("PMIX_RANK")) return {.launcher = Launcher::kMpi, .processes = std::max<int64_t>(1, tasks)};
+  if (tasks > 1) return {.launcher = Launcher::kSrun, .processes = tasks};
+  const int64_t world = count("WORLD_SIZE");
+  if (world <= 1 || !text("RANK")) return {};
+  Launch launch{.launcher = Launcher::kTorchrun,
+                .processes = world,
+                .rank = count("RANK"),
+                .host = text("MASTER_ADDR").value_or(""),
+                .port = count("MASTER_PORT")};
+  if (launch.port > 0 && text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True") ++launch.port;
+  return launch;
 }
 
 }  // namespace biomoe

@@ -13,6 +13,7 @@
 #include "biomoe/dist/gpus.h"
 #include "biomoe/dist/group_comm.h"
 #include "biomoe/dist/local/local_transport.h"
+#include "biomoe/dist/tcp/tcp_transport.h"
 #include "biomoe/ops/device.h"
 
 namespace biomoe {
@@ -39,6 +40,22 @@ std::string host_name() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
 }
 
+tcp::Rendezvous rendezvous(const Launch& launch) {
+  constexpr int64_t kMostRanks = 65536, kLastPort = 65535;
+  if (launch.host.empty() || launch.port < 1 || launch.port > kLastPort) {
+    throw user_error(
+        "RANK and WORLD_SIZE={} are set, and not MASTER_ADDR and MASTER_PORT with the host of rank 0 and a "
+        "port there; set them (torchrun does), or unset WORLD_SIZE for a run of one rank",
+        launch.processes);
+  }
+  if (launch.rank < 0 || launch.rank >= launch.processes || launch.processes > kMostRanks)
+    throw user_error("RANK={} is not below WORLD_SIZE={}", launch.rank, launch.processes);
+  return {.rank = static_cast<int>(launch.rank),
+          .size = static_cast<int>(launch.processes),
+          .host = launch.host,
+          .port = static_cast<int>(launch.port)};
+}
+
 std::unique_ptr<Comm> start_world(const Launch& launch, double timeout_s) {
   switch (launch.launcher) {
     case Launcher::kNone:
@@ -49,10 +66,7 @@ std::unique_ptr<Comm> start_world(const Launch& launch, double timeout_s) {
           "--mpi=pmix (or pmi2), or with mpirun",
           launch.processes);
     case Launcher::kTorchrun:
-      throw user_error(
-          "RANK and WORLD_SIZE={} are set, as torchrun does; ranks on the CPU find each other through MPI: "
-          "start them with mpirun -np {} or srun --mpi=pmix (or unset WORLD_SIZE for a run of one rank)",
-          launch.processes, launch.processes);
+      return std::make_unique<GroupComm>(tcp::start(rendezvous(launch), timeout_s));
     case Launcher::kMpi:
       if (launch.processes == 1 && mpi::library().empty()) return nullptr;
       return std::make_unique<GroupComm>(mpi::start(timeout_s));

@@ -17,10 +17,11 @@ struct Ranks {
   bool first() const { return mesh.rank() == 0; }
 };
 
-// Joins the other processes when mpirun or srun started this one, and settles what depends on them in
-// `config`: parallelism.dp_size, and num_threads = 0 as this rank's share of the host. Throws user_error:
-// sizes that do not fit the ranks or the experts, ranks that were given other configurations (naming rank and
-// key), another version, launchers that MPI cannot join, a program built without MPI.
+// Joins the other processes when mpirun, srun or torchrun started this one, and settles what depends on them
+// in `config`: parallelism.dp_size, the device, and num_threads = 0 as this rank's share of the host. Throws
+// user_error: sizes that do not fit the ranks or the experts, ranks that were given other configurations
+// (naming rank and key), another version, GPUs that are not there, launchers that MPI cannot join, a program
+// built without MPI.
 Ranks start_ranks(RunConfig& config);
 
 // The first line in which the ranks' configurations differ from rank 0's, as an error of all ranks.

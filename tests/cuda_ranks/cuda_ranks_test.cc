@@ -66,9 +66,10 @@ TEST_F(CudaRanks, RanksTrainAsOneGpuDoes) {
 // Rows lie in the same order either way.
 TEST_F(CudaRanks, MessagesAndDirectStoresGiveTheSameBits) {
   for (const char* dispatcher : {"p2p", "nccl"}) {
-    const Outcome outcome = run_ranks(
-        2, gpu_training(dispatcher, 2, {"num_train_steps=6", "deterministic=true", "parallelism.ep_size=2",
-                                        std::string("parallelism.dispatcher=") + dispatcher}));
+    const Outcome outcome =
+        run_ranks(2, gpu_training(dispatcher, 2,
+                                  {"num_train_steps=6", "deterministic=true", "parallelism.ep_size=2",
+                                   std::string("parallelism.dispatcher=") + dispatcher}));
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr(std::string("(") + dispatcher + ")"));
   }

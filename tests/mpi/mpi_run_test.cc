@@ -73,11 +73,32 @@ TEST_F(MpiRun, WhatDoesNotFitIsRefusedBeforeAnythingIsMade) {
   expect_error(alone, 2, {"parallelism.ep_size=2", "1 are here", "mpirun -np"});
   Command torchrun = command(train_arguments("run"));
   torchrun.environment = {"RANK=0", "WORLD_SIZE=2"};
-  expect_error(Child(torchrun).wait(), 2, {"WORLD_SIZE=2", "mpirun"});
+  expect_error(Child(torchrun).wait(), 2, {"WORLD_SIZE=2", "MASTER_ADDR"});
   Command srun = command(train_arguments("run"));
   srun.environment = {"SLURM_STEP_NUM_TASKS=2"};
   expect_error(Child(srun).wait(), 2, {"srun --mpi=pmix"});
   EXPECT_FALSE(fs::exists(path("run")));
+}
+
+// As torchrun starts them: without MPI.
+TEST_F(MpiRun, RanksThatTorchrunStartsTrainAsThoseOfMpirun) {
+  const std::vector<std::string> settings{"num_train_steps=3", "parallelism.ep_size=2"};
+  ASSERT_EQ(run_ranks(2, training("mpi", 2, settings)).status, 0);
+  std::vector<std::unique_ptr<Child>> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    Command command_ = command(training("torchrun", 2, settings));
+    command_.environment = {"WORLD_SIZE=2", "RANK=" + std::to_string(rank), "MASTER_ADDR=127.0.0.1",
+                            "MASTER_PORT=" + std::to_string(20000 + getpid() % 20000)};
+    ranks.push_back(std::make_unique<Child>(command_));
+  }
+  for (const auto& rank : ranks) {
+    const Outcome outcome = rank->wait();
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+  }
+  const auto mpi = step_metrics("mpi"), torchrun = step_metrics("torchrun");
+  ASSERT_EQ(mpi.size(), 3u);
+  ASSERT_EQ(torchrun.size(), 3u);
+  for (size_t i = 0; i < mpi.size(); ++i) EXPECT_EQ(torchrun[i]["loss"], mpi[i]["loss"]);
 }
 
 TEST_F(MpiRun, ConfigurationsThatDifferBetweenRanksAreRefused) {

@@ -14,6 +14,19 @@ Launch with(const std::map<std::string, std::string>& variables) {
   });
 }
 
+TEST(Launch, TorchrunTellsWhereRankZeroIs) {
+  std::map<std::string, std::string> variables{{"WORLD_SIZE", "4"}, {"RANK", "3"}};
+  EXPECT_EQ(with(variables).host, "");
+  EXPECT_EQ(with(variables).port, 0);
+  variables["MASTER_ADDR"] = "node1";
+  variables["MASTER_PORT"] = "29500";
+  EXPECT_EQ(with(variables).rank, 3);
+  EXPECT_EQ(with(variables).host, "node1");
+  EXPECT_EQ(with(variables).port, 29500);
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";  // torchrun has that port
+  EXPECT_EQ(with(variables).port, 29501);
+}
+
 TEST(Launch, LaunchersAreToldByTheirVariables) {
   const struct {
     std::map<std::string, std::string> variables;
