@@ -75,7 +75,7 @@ target_link_options(biomoe_cudnn INTERFACE "LINKER:-rpath,${cudnn_library_dir}")
 
 # To be called in the folder that defines `target`, the library with backend/cuda.
 function(biomoe_use_cudnn target)
-  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:biomoe_cudnn>)
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:biomoe_cudnn> $<INSTALL_INTERFACE:biomoe::cudnn>)
   # The one file that includes the frontend takes more than a minute at -O3, and only sets up what the GPU runs.
   set_source_files_properties("${PROJECT_SOURCE_DIR}/biomoe/backend/cuda/attention_graph.cc"
                               PROPERTIES COMPILE_OPTIONS -O1)
