@@ -45,23 +45,21 @@ ParameterList::ParameterList(const ModelConfig& c, const MeshPlace& place)
   }
   ArenaRegion dense{.copy = place.rank(), .copies = place.size.world()};
   dense.count = lay_out(false, dense.copies);
-  regions_ = {dense};
-  for (int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
-    ArenaRegion experts{
-        .begin = arena_elements_, .copy = place.dp_rank, .copies = place.size.dp, .experts = true};
-    experts.count = lay_out(true, experts.copies, layer) - experts.begin;
-    regions_.push_back(experts);
+  ArenaRegion experts{.begin = dense.count, .copy = place.dp_rank, .copies = place.size.dp, .experts = true};
+  experts.count = lay_out(true, experts.copies) - experts.begin;
+  if (place.size.world() == 1) {
+    regions_ = {{.count = arena_elements_}};
+  } else {
+    regions_ = {dense, experts};
   }
-  if (place.size.world() == 1) regions_ = {{.count = arena_elements_}};
 }
 
-// Gives places to the parameters of one region, the dense ones or the experts of a layer, and returns where
-// it ends.
-int64_t ParameterList::lay_out(bool experts, int64_t copies, int64_t layer) {
+// Gives places to the parameters of one region and returns where it ends.
+int64_t ParameterList::lay_out(bool experts, int64_t copies) {
   const auto align = [this](int64_t to) { arena_elements_ = (arena_elements_ + to - 1) / to * to; };
   const int64_t begin = arena_elements_;
   for (ParamSpec& spec : specs_) {
-    if ((spec.kind == ParamKind::kExpert) != experts || (experts && spec.layer != layer)) continue;
+    if ((spec.kind == ParamKind::kExpert) != experts) continue;
     // k_proj and v_proj follow q_proj with no gap, so that the three read as one matrix.
     const bool follows = spec.name.ends_with("k_proj.weight") || spec.name.ends_with("v_proj.weight");
     if (!follows) align(kAlignElements);

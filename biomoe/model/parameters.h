@@ -79,7 +79,7 @@ class ParameterList {
   int64_t num_parameters() const;                             // of the whole model, without them
   int64_t num_active_parameters() const;                      // a token's share: k of E experts
   const ParamSpec& find(std::string_view name) const;         // throws when there is none
-  // One region for a rank that is alone, else the dense one and the experts' of each layer.
+  // One region for a rank that is alone, else the dense one and the experts'.
   const std::vector<ArenaRegion>& regions() const { return regions_; }
   int64_t owned_elements() const;
   StateOwners state_owners(const ParamSpec& spec) const;
@@ -91,7 +91,7 @@ class ParameterList {
   }
 
  private:
-  int64_t lay_out(bool experts, int64_t copies, int64_t layer = 0);
+  int64_t lay_out(bool experts, int64_t copies);
 
   std::vector<ParamSpec> specs_;
   std::vector<ArenaRegion> regions_;

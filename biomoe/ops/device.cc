@@ -136,28 +136,6 @@ void RecordedStep::replay(Context& ctx) const {
   cuda::replay(ctx.state, graph_);
 }
 
-SideStream::SideStream(Context& ctx) : ctx_(ctx), side_(ctx) {
-  if (ctx.device == Device::kCpu) return;
-  side_.state = nullptr;  // operations of ops/ are the context's
-  side_.stream = cuda::create_side_stream();
-  event_ = cuda::create_order_event();
-}
-
-SideStream::~SideStream() {
-  if (!event_) return;
-  cuda::destroy_event(event_);
-  cuda::destroy_side_stream(side_.stream);
-}
-
-Context& SideStream::after_now() {
-  if (event_) cuda::order(event_, ctx_.stream, side_.stream);
-  return side_;
-}
-
-void SideStream::join() {
-  if (event_) cuda::order(event_, side_.stream, ctx_.stream);
-}
-
 DeviceTimer::DeviceTimer(Context& ctx) : ctx_(ctx) {
   if (ctx_.device != Device::kCuda) return;
   begin_ = cuda::create_event();

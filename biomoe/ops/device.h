@@ -86,26 +86,6 @@ class RecordedStep {
   void* graph_ = nullptr;
 };
 
-// A second stream of a device, for communication between ranks beside the operations of a context; on the
-// CPU, where nothing runs beside anything, the context itself. Can be recorded with the context.
-class SideStream {
- public:
-  explicit SideStream(Context& ctx);
-  ~SideStream();
-  SideStream(const SideStream&) = delete;
-  SideStream& operator=(const SideStream&) = delete;
-  // For communication that comes after everything given to the context so far, and after what was given to
-  // the side stream before.
-  Context& after_now();
-  // What the context is given from here on comes after everything given to the side stream.
-  void join();
-
- private:
-  Context& ctx_;
-  Context side_;
-  void* event_ = nullptr;
-};
-
 // Milliseconds between two points of a context's work. mark() does not wait; elapsed_ms_sync waits for the
 // later.
 class DeviceTimer {
@@ -147,11 +127,6 @@ void* end_recording(DeviceState* state);
 void abandon_recording(DeviceState* state) noexcept;
 void replay(DeviceState* state, void* graph);
 void destroy_recording(void* graph) noexcept;
-void* create_side_stream();
-void destroy_side_stream(void* stream) noexcept;
-void* create_order_event();  // tells no time
-void order(void* event, void* before,
-           void* after);  // what `after` is given comes after what `before` was given
 void* create_event();
 void destroy_event(void* event) noexcept;
 void record_event(DeviceState* state, void* event);

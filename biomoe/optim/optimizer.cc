@@ -106,27 +106,23 @@ void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, Tens
 }
 
 void Optimizer::update(Context& ctx, TensorView weights_A, TensorView gradients_A) {
-  for (size_t region = 0; region < shards_.size(); ++region)
-    update_region(ctx, region, weights_A, gradients_A);
-}
-
-void Optimizer::update_region(Context& ctx, size_t region, TensorView weights_A, TensorView gradients_A) {
-  const Shard& shard = shards_.at(region);
-  const auto state = [&](const TensorView& state_A) {
-    return state_A ? state_A.rows(shard.state, shard.count) : TensorView();
-  };
-  adamw(ctx, {.weights_A = weights_A.rows(shard.begin, shard.count),
-              .master_A = state(master_A_),
-              .remainder_A = state(remainder_A_),
-              .grad_A = gradients_A.rows(shard.begin, shard.count),
-              .exp_avg_A = state(exp_avg_A_),
-              .exp_avg_sq_A = state(exp_avg_sq_A_),
-              .segments = shard.segments,
-              .beta1 = config_.betas[0],
-              .beta2 = config_.betas[1],
-              .eps = config_.eps,
-              .weight_decay = config_.weight_decay,
-              .update_5 = exchange_.update_5});
+  for (const Shard& shard : shards_) {
+    const auto state = [&](const TensorView& state_A) {
+      return state_A ? state_A.rows(shard.state, shard.count) : TensorView();
+    };
+    adamw(ctx, {.weights_A = weights_A.rows(shard.begin, shard.count),
+                .master_A = state(master_A_),
+                .remainder_A = state(remainder_A_),
+                .grad_A = gradients_A.rows(shard.begin, shard.count),
+                .exp_avg_A = state(exp_avg_A_),
+                .exp_avg_sq_A = state(exp_avg_sq_A_),
+                .segments = shard.segments,
+                .beta1 = config_.betas[0],
+                .beta2 = config_.betas[1],
+                .eps = config_.eps,
+                .weight_decay = config_.weight_decay,
+                .update_5 = exchange_.update_5});
+  }
 }
 
 void Optimizer::finish_step(Context& ctx) {

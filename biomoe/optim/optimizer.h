@@ -50,8 +50,6 @@ class Optimizer {
   void clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3 = {},
             std::span<const TensorView> squares = {});
   void update(Context& ctx, TensorView weights_A, TensorView gradients_A);
-  // The same of one of the parameters' regions only.
-  void update_region(Context& ctx, size_t region, TensorView weights_A, TensorView gradients_A);
   void finish_step(Context& ctx);
 
   double gradient_norm() const;  // before clipping

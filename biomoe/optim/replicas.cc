@@ -22,11 +22,15 @@ void reduce_gradients(Context& ctx, const ParameterList& parameters, const Mesh&
   }
 }
 
-void gather_weights(Context& ctx, const ArenaRegion& region, const Mesh& mesh, const TensorView& weights_A) {
-  ranks_of(mesh, region)
-      .all_gather(ctx, weights_A.rows(region.owned_begin(), region.owned_count()),
-                  weights_A.rows(region.begin, region.count),
-                  region.experts ? "the experts' weights" : "the weights");
+void gather_weights(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
+                    const TensorView& weights_A) {
+  const CommSpan span(ctx);
+  for (const ArenaRegion& region : parameters.regions()) {
+    ranks_of(mesh, region)
+        .all_gather(ctx, weights_A.rows(region.owned_begin(), region.owned_count()),
+                    weights_A.rows(region.begin, region.count),
+                    region.experts ? "the experts' weights" : "the weights");
+  }
 }
 
 }  // namespace biomoe

@@ -13,7 +13,8 @@ namespace biomoe {
 void reduce_gradients(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
                       const TensorView& gradients_A);
 
-// Every rank's part of a region of weights_A becomes that of its owner: the same bits everywhere.
-void gather_weights(Context& ctx, const ArenaRegion& region, const Mesh& mesh, const TensorView& weights_A);
+// Every rank's part of weights_A becomes that of its owner: the same bits everywhere.
+void gather_weights(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
+                    const TensorView& weights_A);
 
 }  // namespace biomoe

@@ -63,17 +63,15 @@ double collective_seconds(double bytes, int64_t ranks, int64_t apart, const Link
 
 }  // namespace
 
-double communication_seconds(const RunConfig& config, const MeshSize& mesh, double update_seconds,
-                             const LinkRates& rates) {
+double communication_seconds(const RunConfig& config, const MeshSize& mesh, const LinkRates& rates) {
   const ModelConfig& model = config.model;
   const ParameterList parameters(model, {.size = mesh});
   const double gradient = config.grad_acc_steps > 1 ? 4 : 2, weight = 2;
-  double reduce = 0, gather = 0;
+  double replicas = 0;  // gradients reduced, weights gathered
   for (const ArenaRegion& region : parameters.regions()) {
     const auto count = static_cast<double>(region.count);
     const int64_t apart = region.experts ? mesh.ep : 1;
-    reduce += collective_seconds(count * gradient, region.copies, apart, rates);
-    gather += collective_seconds(count * weight, region.copies, apart, rates);
+    replicas += collective_seconds(count * (gradient + weight), region.copies, apart, rates);
   }
   double rows = 0;
   if (mesh.ep > 1) {
@@ -87,7 +85,7 @@ double communication_seconds(const RunConfig& config, const MeshSize& mesh, doub
     const double rate = mesh.ep <= rates.gpus_of_host ? rates.rows : rates.between_hosts;
     rows = moves * static_cast<double>(config.grad_acc_steps) * bytes / rate;
   }
-  return rows + reduce + std::max(0.0, gather - update_seconds);
+  return rows + replicas;
 }
 
 StepTime estimate_gpu_step_time(const RunConfig& config, int64_t dp_size) {
@@ -104,7 +102,7 @@ StepTime estimate_gpu_step_time(const RunConfig& config, int64_t dp_size) {
   time.flops_per_second = kFlopsPerSecond / (1 + recomputed / 3);
   const ParameterList parameters(config.model, {.size = mesh});
   time.update_seconds = static_cast<double>(parameters.owned_elements()) * bytes / kBytesPerSecond;
-  time.communication_seconds = communication_seconds(config, mesh, time.update_seconds);
+  time.communication_seconds = communication_seconds(config, mesh);
   time.basis = "an H200's grouped products, and AdamW at its memory's rate";
   if (mesh.world() > 1) {
     const LinkRates rates;

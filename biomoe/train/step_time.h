@@ -11,8 +11,7 @@ struct StepTime {
   double flops = 0;             // of a step of full micro-batches, as step_flops counts them
   double flops_per_second = 0;  // of a matrix product of the shape that most of them have, on this machine
   double update_seconds = 0;    // GPU: AdamW's bytes at the memory's rate; on the CPU it is not counted
-  double communication_seconds =
-      0;  // between GPUs, where it is not beside the update; between CPUs not counted
+  double communication_seconds = 0;  // between GPUs; between CPUs it is not counted
   int num_threads = 1;
   std::string basis;  // where the rate comes from
   double seconds() const { return flops / flops_per_second + update_seconds + communication_seconds; }
@@ -28,8 +27,7 @@ struct LinkRates {
 };
 
 // Of one step on GPUs whose experts and data are split as `mesh` says.
-double communication_seconds(const RunConfig& config, const MeshSize& mesh, double update_seconds,
-                             const LinkRates& rates = {});
+double communication_seconds(const RunConfig& config, const MeshSize& mesh, const LinkRates& rates = {});
 
 // On the CPU measures the product of an expert's first layer with an even share of the rows for about
 // `measure_seconds`; for a GPU, which need not be here, takes what an H200 reaches (bench/NOTES.md).

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "biomoe/dist/watchdog.h"
-#include "biomoe/ops/comm_clock.h"
 #include "biomoe/optim/replicas.h"
 
 namespace biomoe {
@@ -14,7 +13,6 @@ StepRunner::StepRunner(Model& model, Optimizer& optimizer, bool record, const Me
     : model_(model),
       optimizer_(optimizer),
       record_(record && RecordedStep::supported(model.context())),
-      side_(model.context()),
       wait_limit_s_(wait_limit_s),
       mesh_(mesh && !mesh->alone() ? mesh : nullptr) {}
 
@@ -103,15 +101,8 @@ void StepRunner::update(double max_grad_norm) {
   const ParameterList& parameters = model_.parameters();
   if (mesh_) reduce_gradients(ctx, parameters, *mesh_, model_.gradients_A());
   optimizer_.clip(ctx, model_.gradients_A(), max_grad_norm, model_.loss_sums_3(), model_.gradient_squares());
-  // The ranks give each other a region of new weights while the next one is updated.
-  for (size_t region = 0; region < parameters.regions().size(); ++region) {
-    optimizer_.update_region(ctx, region, model_.weights_A(), model_.gradients_A());
-    if (mesh_) gather_weights(side_.after_now(), parameters.regions()[region], *mesh_, model_.weights_A());
-  }
-  if (mesh_) {
-    const CommSpan span(ctx);
-    side_.join();
-  }
+  optimizer_.update(ctx, model_.weights_A(), model_.gradients_A());
+  if (mesh_) gather_weights(ctx, parameters, *mesh_, model_.weights_A());
   optimizer_.finish_step(ctx);
 }
 

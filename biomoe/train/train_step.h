@@ -64,7 +64,6 @@ class StepRunner {
   Model& model_;
   Optimizer& optimizer_;
   bool record_ = false;
-  SideStream side_;  // for communication beside the optimiser
   double wait_limit_s_;
   const Mesh* mesh_ = nullptr;  // null for a rank that is alone
   std::map<std::vector<int64_t>, std::optional<RecordedStep>>

@@ -1,4 +1,5 @@
-// The estimates of GPU steps against steps that were measured (bench/results/h200_step.json, h200x2_step.json).
+// The estimates of GPU steps against steps that were measured (bench/results/h200_step.json,
+// h200x2_step.json).
 #include "biomoe/train/step_time.h"
 
 #include <gtest/gtest.h>
@@ -41,13 +42,11 @@ TEST(StepTime, OfMeasuredStepsIsWithin15Percent) {
 
 TEST(StepTime, CommunicationGrowsWithCopiesAndLeavesTheHost) {
   const RunConfig config = mixtral(8, 8, OptimizerStates::kBf16);
-  EXPECT_EQ(communication_seconds(mixtral(8, 1, OptimizerStates::kBf16), {.dp = 1, .ep = 1}, 0), 0.0);
-  const double one_host = communication_seconds(config, {.dp = 1, .ep = 8}, 0);
-  const double two_hosts = communication_seconds(config, {.dp = 2, .ep = 8}, 0);
+  EXPECT_EQ(communication_seconds(mixtral(8, 1, OptimizerStates::kBf16), {.dp = 1, .ep = 1}), 0.0);
+  const double one_host = communication_seconds(config, {.dp = 1, .ep = 8});
+  const double two_hosts = communication_seconds(config, {.dp = 2, .ep = 8});
   EXPECT_GT(one_host, 0.0);
   EXPECT_GT(two_hosts, 2 * one_host);  // gradients and weights go from host to host
-  // What can be gathered while weights are updated is not waited for.
-  EXPECT_LT(communication_seconds(config, {.dp = 2, .ep = 8}, 0.05), two_hosts);
 }
 
 }  // namespace

@@ -281,32 +281,6 @@ void destroy_recording(void* graph) noexcept {
   cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
 }
 
-void* create_side_stream() {
-  // Its kernels are few and others wait for them: they go first.
-  int least = 0, greatest = 0;
-  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-  cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "cudaStreamCreate");
-  return stream;
-}
-
-void destroy_side_stream(void* stream) noexcept {
-  cudaStreamDestroy(static_cast<cudaStream_t>(stream));
-}
-
-void* create_order_event() {
-  cudaEvent_t event = nullptr;
-  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-  return event;
-}
-
-void order(void* event, void* before, void* after) {
-  check(cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(before)),
-        "cudaEventRecord");
-  check(cudaStreamWaitEvent(static_cast<cudaStream_t>(after), static_cast<cudaEvent_t>(event)),
-        "cudaStreamWaitEvent");
-}
-
 void* create_event() {
   cudaEvent_t event = nullptr;
   check(cudaEventCreate(&event), "cudaEventCreate");

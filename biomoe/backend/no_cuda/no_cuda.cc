@@ -67,15 +67,6 @@ void* end_recording(DeviceState*) {
 void replay(DeviceState*, void*) {
   throw no_cuda("replay");
 }
-void* create_side_stream() {
-  throw no_cuda("stream");
-}
-void* create_order_event() {
-  throw no_cuda("event");
-}
-void order(void*, void*, void*) {
-  throw no_cuda("event");
-}
 void* create_event() {
   throw no_cuda("event");
 }
@@ -91,7 +82,6 @@ void destroy_state(DeviceState*) noexcept {}
 void abandon_recording(DeviceState*) noexcept {}
 void destroy_recording(void*) noexcept {}
 void destroy_event(void*) noexcept {}
-void destroy_side_stream(void*) noexcept {}
 
 int64_t sync_calls() {
   return 0;
