@@ -95,7 +95,7 @@ void add_sizes(CLI::App& command, BenchOptions& options) {
 // Options as text, until a command reads them.
 struct BenchChoices {
   std::string mode{kExpertFfnChoiceNames[0]}, device{kDeviceChoiceNames[0]}, states{kOptimizerStatesNames[0]},
-      routing{kRoutingNames[0]}, dispatcher{kDispatcherChoiceNames[0]};
+      routing{kRoutingNames[0]}, dispatcher{kDispatcherChoiceNames[0]}, recipe;
 };
 
 void add_choices(CLI::App& command, BenchChoices& choices, BenchOptions& options) {
@@ -107,6 +107,10 @@ void add_choices(CLI::App& command, BenchChoices& choices, BenchOptions& options
                      "as the configuration's portable_kernels");
   command.add_option("--routing", choices.routing,
                      "random, or skewed: one expert gets every token (at --top-k 2, half of all rows)");
+  command.add_option("--fp8-recipe", choices.recipe,
+                     "as the configuration's fp8_config.fp8_recipe; without it nothing is quantised");
+  command.add_option("--fp8-emulate", options.fp8.fp8_recipe_kwargs.emulate,
+                     "as the configuration's fp8_config.fp8_recipe_kwargs.emulate");
   command.add_option("--cuda-graph", options.cuda_graph, "as the configuration's cuda_graph");
   command.add_option("--deterministic", options.deterministic, "as the configuration's deterministic");
 }
@@ -132,6 +136,9 @@ void resolve(const BenchChoices& choices, BenchOptions& options) {
   options.dispatcher =
       choice_of<DispatcherChoice>("--dispatcher", choices.dispatcher, kDispatcherChoiceNames);
   options.routing = choice_of<Routing>("--routing", choices.routing, kRoutingNames);
+  if (choices.recipe.empty()) return;
+  options.fp8.enabled = true;
+  options.fp8.fp8_recipe = choice_of<Fp8Recipe>("--fp8-recipe", choices.recipe, kFp8RecipeNames);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "biomoe/model/model_config.h"
 #include "biomoe/moe/moe_layer.h"
 #include "biomoe/optim/optim_config.h"
+#include "biomoe/quant/recipe.h"
 #include "biomoe/train/ranks.h"
 
 namespace biomoe::apps {
@@ -32,6 +33,7 @@ struct BenchOptions {
   Routing routing = Routing::kRandom;
   int64_t ep = 1;  // ranks that the experts are split over
   DispatcherChoice dispatcher = DispatcherChoice::kAuto;
+  Fp8Config fp8{};
   std::string json;
 };
 
@@ -50,6 +52,10 @@ nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks = {});
 // Whole steps with each expert_ffn_mode that the device has, and the best of them in a fixed order of sums;
 // prints the table.
 nlohmann::json bench_moe(BenchOptions options);
+
+// The experts' products at the options' sizes, in BF16 and of E4M3 codes, and the quantisation of their
+// operands; on a GPU that has both. Prints the table.
+nlohmann::json bench_expert_products(const BenchOptions& options);
 
 // Every operation of the model alone, beside two measured ceilings of the machine; prints the table.
 nlohmann::json bench_ops(const BenchOptions& options);

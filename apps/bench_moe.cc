@@ -1,4 +1,5 @@
 #include "apps/bench.h"
+#include "biomoe/ops/device.h"
 #include "biomoe/train/run_config.h"
 
 namespace biomoe::apps {
@@ -49,6 +50,10 @@ nlohmann::json bench_moe(BenchOptions options) {
     rows.push_back(fixed);
   }
   result["rows"] = rows;
+  if (options.device == Device::kCuda && device_info(options.device).compute_capability == 90 &&
+      !options.portable_kernels) {
+    result["products"] = bench_expert_products(options);
+  }
   return result;
 }
 

@@ -100,7 +100,8 @@ ModelLimits limits_of(const BenchOptions& options, const Mesh& mesh, int64_t tok
                      .expert_ffn_mode = options.mode,
                      .device = options.device,
                      .deterministic = options.deterministic,
-                     .portable_kernels = options.portable_kernels};
+                     .portable_kernels = options.portable_kernels,
+                     .fp8 = resolved_fp8_config(options.fp8, options.device)};
   join_ranks(mesh, options.dispatcher, limits);
   return limits;
 }
@@ -176,6 +177,7 @@ nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks) {
        {"optimizer_states", kOptimizerStatesNames[static_cast<size_t>(options.states)]},
        {"optimizer_store_param_remainders", options.param_remainders},
        {"portable_kernels", options.portable_kernels},
+       {"fp8", model.fp8_state().describe()},
        {"routing", kRoutingNames[static_cast<size_t>(options.routing)]},
        {"largest_expert_share", least_largest_share(model.routing(), options.model.num_experts_per_tok)},
        {"cuda_graph", options.cuda_graph},

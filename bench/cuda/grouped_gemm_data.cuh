@@ -68,6 +68,30 @@ inline std::unique_ptr<DeviceArray<Bf16>> random_weights(int64_t count, float sc
   return array;
 }
 
+// A number of random codes, used as any operand, beside scales that are all the same.
+struct RandomCodes {
+  RandomCodes(int64_t count, float scale) : codes(count), scales(count / sm90::kScaleBlock) {
+    fill_normal_kernel<<<kGrid, kBlock>>>(codes.get(), count, 64.0f, 1);
+    fill_kernel<<<kGrid, kBlock>>>(scales.get(), scales.count(), scale / 64.0f);
+  }
+  DeviceArray<__nv_fp8_e4m3> codes;
+  DeviceArray<float> scales;
+};
+
+// Operands of a product of [capacity, k] rows by [E, n, k] weights.
+inline sm90::Fp8Operands fp8_operands(const RandomCodes& rows, int64_t capacity, const RandomCodes& weights,
+                                      int64_t n, int64_t k) {
+  const int64_t blocks = k / sm90::kScaleBlock;
+  return {.rows = reinterpret_cast<const uint8_t*>(rows.codes.get()),
+          .row_scales = rows.scales.get(),
+          .row_scales_stride = capacity,
+          .weights = reinterpret_cast<const uint8_t*>(weights.codes.get()),
+          .weight_scales = weights.scales.get(),
+          .expert_stride = n / sm90::kScaleBlock * blocks,
+          .n_stride = blocks,
+          .k_stride = 1};
+}
+
 // Routed rows on the device.
 struct Rows {
   explicit Rows(const std::vector<int>& counts, int64_t spare) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -255,6 +256,13 @@ __global__ void fill_probs_kernel(float* data, Routing routing, const int32_t* r
   const bool real = expert >= 0 && row - routing.offsets[expert] < rows_valid[expert];
   const float value = static_cast<float>(mix(mix(seed) ^ static_cast<uint64_t>(row)) >> 40) / 16777216.0f;
   data[row] = expert < 0 ? NAN : (real ? value : 0.0f);
+}
+
+__global__ inline void fill_kernel(float* data, int64_t count, float value) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    data[i] = value;
+  }
 }
 
 template <typename T>

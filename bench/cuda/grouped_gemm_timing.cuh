@@ -177,6 +177,8 @@ struct Layer {
         partials(rows.capacity * kFeatures / 128),
         w_gate_up(random_weights(kExperts * 2 * kFeatures * kWidth, 0.02f, 7)),
         w_down(random_weights(kExperts * kFeatures * kWidth, 0.01f, 8)),
+        row_codes(rows.capacity * 2 * kFeatures, 1.0f),
+        weight_codes(kExperts * 2 * kFeatures * kWidth, 0.02f),
         dw(kExperts * 2 * kFeatures * kWidth),
         dw_fp32(kExperts * 2 * kFeatures * kWidth) {
     BENCH_CUDA(cudaMemset(dw_fp32.get(), 0, static_cast<size_t>(dw_fp32.count()) * 4));
@@ -188,6 +190,7 @@ struct Layer {
   std::unique_ptr<DeviceArray<float>> prob;
   DeviceArray<float> dprob, partials;
   std::unique_ptr<DeviceArray<Bf16>> w_gate_up, w_down;
+  RandomCodes row_codes, weight_codes;  // those of every product of codes
   DeviceArray<Bf16> dw;
   DeviceArray<float> dw_fp32;
 };
@@ -199,7 +202,60 @@ struct TimedProduct {
   std::function<Timing(DenseGemm&, Timer&)> dense;  // null: none
   double dense_flop;
   bool splits = false;
+  bool fp8 = false;
 };
+
+// The products of codes, of a forward pass and of the gradients of rows.
+inline std::vector<TimedProduct> timed_code_products(Layer& l) {
+  const sm90::ExpertRows rows = l.rows.expert_rows();
+  const double gate_up_flop = 2.0 * static_cast<double>(l.rows.valid) * kWidth * 2 * kFeatures,
+               down_flop = gate_up_flop / 2;
+  const auto codes = [&](int64_t n, int64_t k) {
+    return fp8_operands(l.row_codes, l.rows.capacity, l.weight_codes, n, k);
+  };
+  const auto product = [&](const char* name, auto problem, double flop, bool splits) {
+    return TimedProduct{name, [=](const Tiling& t) { return plan_for(problem, t); }, flop, nullptr, 0, splits,
+                        true};
+  };
+  return {
+      product("fp8 gate_up + SwiGLU",
+              sm90::GateUpProblem{.rows = rows,
+                                  .in = kWidth,
+                                  .features = kFeatures,
+                                  .prob = l.prob->get(),
+                                  .gate_up = l.gate_up_out->get(),
+                                  .act = l.act->get(),
+                                  .fp8 = codes(2 * kFeatures, kWidth)},
+              gate_up_flop, false),
+      product("fp8 down",
+              sm90::ForwardProblem{.rows = rows,
+                                   .in = kFeatures,
+                                   .out = kWidth,
+                                   .y = l.y->get(),
+                                   .workspace = l.workspace.bytes.get(),
+                                   .fp8 = codes(kWidth, kFeatures)},
+              down_flop, true),
+      product("fp8 down dgrad + dSwiGLU",
+              sm90::DownDgradProblem{.rows = rows,
+                                     .features = kFeatures,
+                                     .out = kWidth,
+                                     .gate_up = l.gate_up->get(),
+                                     .prob = l.prob->get(),
+                                     .dgate_up = l.gate_up_out->get(),
+                                     .dprob_partials = l.partials.get(),
+                                     .dprob = l.dprob.get(),
+                                     .fp8 = codes(kFeatures, kWidth)},
+              down_flop, false),
+      product("fp8 gate_up dgrad",
+              sm90::DgradProblem{.rows = rows,
+                                 .in = kWidth,
+                                 .out = 2 * kFeatures,
+                                 .dx = l.y->get(),
+                                 .workspace = l.workspace.bytes.get(),
+                                 .fp8 = codes(kWidth, 2 * kFeatures)},
+              gate_up_flop, true),
+  };
+}
 
 inline std::vector<TimedProduct> timed_products(Layer& l) {
   const sm90::ExpertRows rows = l.rows.expert_rows();
@@ -270,10 +326,10 @@ inline std::vector<TimedProduct> timed_products(Layer& l) {
 }
 
 // TFLOP/s, time, clock, and the share of the tensor cores' peak at that clock.
-inline void print_timing(double flop, const Timing& timing) {
-  constexpr double kFlopPerCycle = 4096.0 * 132;
-  std::printf(" | %5.1f %6.3f %4.0f %4.1f", flop / timing.ms * 1e-9, timing.ms, timing.megahertz,
-              100 * flop / (timing.ms * 1e3 * timing.megahertz * kFlopPerCycle));
+inline void print_timing(double flop, const Timing& timing, bool fp8) {
+  const double flop_per_cycle = (fp8 ? 8192.0 : 4096.0) * 132;
+  std::printf(" | %6.1f %6.3f %4.0f %4.1f", flop / timing.ms * 1e-9, timing.ms, timing.megahertz,
+              100 * flop / (timing.ms * 1e3 * timing.megahertz * flop_per_cycle));
 }
 
 inline void time_routing(const char* name, const std::vector<int>& counts, DenseGemm* dense) {
@@ -282,20 +338,22 @@ inline void time_routing(const char* name, const std::vector<int>& counts, Dense
   BENCH_CUDA(cudaDeviceSynchronize());
   std::printf("\n%s: %lld rows of %lld\n%-24s", name, static_cast<long long>(layer.rows.valid),
               static_cast<long long>(layer.rows.capacity), "TFLOP/s, ms, MHz, % peak");
-  for (const char* tiling : kTilingNames) std::printf(" | %-22s", tiling);
+  for (const char* tiling : kTilingNames) std::printf(" | %-23s", tiling);
   std::printf(" | %s\n", dense != nullptr ? "cuBLASLt dense" : "");
-  for (const TimedProduct& product : timed_products(layer)) {
+  std::vector<TimedProduct> products = timed_products(layer);
+  for (TimedProduct& product : timed_code_products(layer)) products.push_back(std::move(product));
+  for (const TimedProduct& product : products) {
     std::printf("%-24s", product.name);
     for (const Tiling& tiling : kTilings) {
       if (tiling.split && !product.splits) {
-        std::printf(" | %22s", "");
+        std::printf(" | %23s", "");
         continue;
       }
       const GroupedGemmPlan plan = product.plan(tiling);
-      print_timing(product.flop, timer.measure([&] { BENCH_CUDA(plan.launch(nullptr)); }));
+      print_timing(product.flop, timer.measure([&] { BENCH_CUDA(plan.launch(nullptr)); }), product.fp8);
     }
     if (dense != nullptr && product.dense != nullptr) {
-      print_timing(product.dense_flop, product.dense(*dense, timer));
+      print_timing(product.dense_flop, product.dense(*dense, timer), false);
     }
     std::printf("\n");
   }

@@ -1,9 +1,12 @@
 #include "biomoe/model/fp8_state.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "biomoe/core/error.h"
 #include "biomoe/model/block.h"
+#include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/device.h"
 #include "biomoe/ops/fill.h"
 #include "biomoe/ops/quantize.h"
@@ -16,6 +19,20 @@ constexpr int64_t kOperands = 3;
 // Groups of the four products of a block, in the order qkv, out, gate_up, down.
 std::array<int64_t, 4> product_groups(int64_t experts) {
   return {1, 1, experts, experts};
+}
+
+// Why an expert's product does not multiply codes; "" where it does. Products of all experts at once are
+// those of Hopper.
+struct NativeObstacles {
+  std::string gate_up, down;
+};
+NativeObstacles native_obstacles(const ModelConfig& model, const Fp8StateShape& shape) {
+  const auto obstacle = [&](int64_t out, int64_t in) {
+    std::string why = native_obstacle(shape.config, shape.device, out, in);
+    return why.empty() && shape.mode == ExpertFfnMode::kLoop ? "one GEMM an expert" : why;
+  };
+  const int64_t D = model.hidden_size, F = model.intermediate_size;
+  return {obstacle(2 * F, D), obstacle(D, F)};
 }
 
 int64_t scales_a_layer(int64_t experts) {
@@ -31,20 +48,26 @@ bool fp8_layer(const ModelConfig& model, int64_t layer) {
 }
 
 Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig& model,
-                                   const Fp8Config& config, const ComputeTypes& types, int64_t tokens,
-                                   bool training) {
+                                   const Fp8StateShape& shape) {
   Memory memory;
+  const Fp8Config& config = shape.config;
   if (!config.enabled) return memory;
-  const int64_t T = tokens, D = model.hidden_size, F = model.intermediate_size, E = model.num_local_experts;
+  lay_out_codes(allocator, model, shape, memory);
+  const int64_t T = shape.tokens, D = model.hidden_size, F = model.intermediate_size;
+  const MoeShape moe = moe_shape(model, shape.types, shape.split);
+  const int64_t E = moe.held_experts();
   const int64_t A = model.num_attention_heads * model.key_width(), C = model.qkv_width();
-  const int64_t R = moe_shape(model, types).rows(tokens);
+  const int64_t R = moe.rows(T);
+  const NativeObstacles obstacles = native_obstacles(model, shape);
+  const int64_t gate_up = obstacles.gate_up.empty() ? 0 : E * 2 * F * D;
+  const int64_t down = obstacles.down.empty() ? 0 : E * D * F;
   const std::array<int64_t, kOperands> elements{
       std::max(R * std::max(D, F), T * std::max(D, A)),  // activations: x, act, norm, attention
-      std::max({E * 2 * F * D, C * D, D * A}),           // weights
-      training ? std::max(R * std::max(2 * F, D), T * std::max(C, D)) : 0,  // gradients
+      std::max({gate_up, down, C * D, D * A}),           // weights, but for those multiplied as codes
+      shape.training ? std::max(R * std::max(2 * F, D), T * std::max(C, D)) : 0,  // gradients
   };
   for (size_t i = 0; i < elements.size(); ++i)
-    memory.operands[i] = allocator.tensor(types.activation, {elements[i]});
+    memory.operands[i] = allocator.tensor(shape.types.activation, {elements[i]});
   if (config.fp8_recipe != Fp8Recipe::kDelayedScaling) return memory;
   const int64_t N = model.num_hidden_layers * scales_a_layer(E);
   memory.amax_HN = allocator.tensor(DType::kF32, {config.fp8_recipe_kwargs.amax_history_len, N});
@@ -53,21 +76,46 @@ Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig
   return memory;
 }
 
-size_t Fp8State::planned_bytes(const ModelConfig& model, const Fp8Config& config, const ComputeTypes& types,
-                               int64_t tokens, bool training) {
-  return biomoe::planned_bytes(
-      [&](TensorAllocator& to) { lay_out(to, model, config, types, tokens, training); });
+// Rows' codes are those of one product at a time.
+void Fp8State::lay_out_codes(TensorAllocator& allocator, const ModelConfig& model, const Fp8StateShape& shape,
+                             Memory& memory) {
+  const NativeObstacles obstacles = native_obstacles(model, shape);
+  const bool gate_up = obstacles.gate_up.empty(), down = obstacles.down.empty();
+  if (!gate_up && !down) return;
+  const MoeShape moe = moe_shape(model, shape.types, shape.split);
+  const int64_t D = model.hidden_size, F = model.intermediate_size, E = moe.held_experts();
+  const int64_t R = moe.rows(shape.tokens);
+  const int64_t widest = std::max({gate_up && shape.training ? 2 * F : 0, down ? F : 0, D});
+  const TensorView rows = allocator.tensor(DType::kU8, {R * widest});
+  const TensorView scales =
+      allocator.tensor(DType::kF32, {widest / cuda::kScaleBlock * row_scales_stride(R)});
+  for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
+    ExpertCodes codes;
+    if (fp8_layer(model, layer)) {
+      if (gate_up) codes.gate_up = allocate_weight_codes(allocator, E, 2 * F, D, shape.training);
+      if (down) codes.down = allocate_weight_codes(allocator, E, D, F, shape.training);
+    }
+    for (LayerCodes* of : {&codes.gate_up, &codes.down}) {
+      of->rows = rows;
+      of->row_scales = scales;
+    }
+    memory.experts.push_back(codes);
+  }
 }
 
-Fp8State::Fp8State(Context& ctx, const ModelConfig& model, const Fp8Config& config, const ComputeTypes& types,
-                   int64_t tokens, bool training)
-    : config_(config), experts_(model.num_local_experts) {
+size_t Fp8State::planned_bytes(const ModelConfig& model, const Fp8StateShape& shape) {
+  return biomoe::planned_bytes([&](TensorAllocator& to) { lay_out(to, model, shape); });
+}
+
+Fp8State::Fp8State(Context& ctx, const ModelConfig& model, const Fp8StateShape& shape)
+    : config_(shape.config), experts_(moe_shape(model, shape.types, shape.split).held_experts()) {
+  const Fp8Config& config = shape.config;
   if (!config.enabled) return;
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer)
     quantized_layers_.push_back(fp8_layer(model, layer));
-  arena_ = Arena(planned_bytes(model, config, types, tokens, training), "quantised operands",
-                 device_memory(ctx.device));
-  memory_ = lay_out(arena_, model, config, types, tokens, training);
+  describe(model, shape);
+  arena_ = Arena(planned_bytes(model, shape), "quantised operands", device_memory(ctx.device));
+  memory_ = lay_out(arena_, model, shape);
   if (!delayed()) return;
   // Memory of arenas is zero, and so are histories; scales begin with 1.
   const auto count = static_cast<size_t>(memory_.scales_N.num_elements());
@@ -93,6 +141,10 @@ BlockQuantizers Fp8State::block(int64_t layer) const {
   const std::array<int64_t, 4> groups = product_groups(experts_);
   const std::array<OperandQuantizer*, 4> products{&quantizers.qkv, &quantizers.out, &quantizers.gate_up,
                                                   &quantizers.down};
+  if (!memory_.experts.empty()) {
+    quantizers.gate_up.codes = memory_.experts.at(static_cast<size_t>(layer)).gate_up;
+    quantizers.down.codes = memory_.experts.at(static_cast<size_t>(layer)).down;
+  }
   for (size_t i = 0; i < products.size(); ++i) {
     products[i]->config = &config_;
     products[i]->memory = memory_.operands;
@@ -105,6 +157,21 @@ BlockQuantizers Fp8State::block(int64_t layer) const {
     }
   }
   return quantizers;
+}
+
+void Fp8State::describe(const ModelConfig& model, const Fp8StateShape& shape) {
+  const NativeObstacles obstacles = native_obstacles(model, shape);
+  const auto way = [](const std::string& why) { return why.empty() ? "native" : "emulated, since " + why; };
+  const std::string_view recipe = kFp8RecipeNames[static_cast<size_t>(config_.fp8_recipe)];
+  const std::string_view type = dtype_name(shape.types.activation);
+  if (shape.device == Device::kCpu || config_.fp8_recipe != Fp8Recipe::kFloat8BlockScaling) {
+    description_ = fmt::format("{}: emulated exactly, in {}", recipe, type);
+    return;
+  }
+  description_ = fmt::format(
+      "{}: the experts' products of gate and up {}; of down {}; their weight gradients and the attention "
+      "projections emulated exactly, in {}",
+      recipe, way(obstacles.gate_up), way(obstacles.down), type);
 }
 
 void Fp8State::start_step(Context& ctx) {

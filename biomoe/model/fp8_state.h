@@ -1,14 +1,16 @@
-// What training in an 8-bit recipe keeps beside the model: memory for quantised operands, and the scales and
-// amax histories of DelayedScaling.
+// What training in an 8-bit recipe keeps beside the model: memory for quantised operands, the codes of
+// experts' weights where products are native, and the scales and amax histories of DelayedScaling.
 #pragma once
 
 #include <array>
+#include <string>
 #include <vector>
 
 #include "biomoe/core/arena.h"
 #include "biomoe/core/context.h"
 #include "biomoe/model/compute_types.h"
 #include "biomoe/model/model_config.h"
+#include "biomoe/moe/moe_layer.h"
 #include "biomoe/moe/operand_quantizer.h"
 #include "biomoe/quant/recipe.h"
 
@@ -19,18 +21,29 @@ struct BlockQuantizers {
   OperandQuantizer qkv, out, gate_up, down;
 };
 
+struct Fp8StateShape {
+  Fp8Config config{};
+  ComputeTypes types{};
+  int64_t tokens = 0;  // of a micro-batch, at most
+  bool training = true;
+  Device device = Device::kCpu;
+  ExpertFfnMode mode = ExpertFfnMode::kGroupedLinear;
+  ExpertSplit split{};
+};
+
 class Fp8State {
  public:
   Fp8State() = default;  // nothing is quantised
-  // For micro-batches of up to `tokens` tokens. Waits for the device.
-  Fp8State(Context& ctx, const ModelConfig& model, const Fp8Config& config, const ComputeTypes& types,
-           int64_t tokens, bool training);
-  static size_t planned_bytes(const ModelConfig& model, const Fp8Config& config, const ComputeTypes& types,
-                              int64_t tokens, bool training);
+  // Waits for the device.
+  Fp8State(Context& ctx, const ModelConfig& model, const Fp8StateShape& shape);
+  static size_t planned_bytes(const ModelConfig& model, const Fp8StateShape& shape);
 
   // Layers that config_kwargs.layer_precision leaves out quantise nothing. The state must outlive what is
   // returned.
   BlockQuantizers block(int64_t layer) const;
+
+  // How products run, in a line; "" where nothing is quantised.
+  const std::string& describe() const { return description_; }
 
   // DelayedScaling: amax of a step are gathered from start_step on; finish_step makes the next step's scales.
   void start_step(Context& ctx);
@@ -40,14 +53,21 @@ class Fp8State {
   TensorView scales_N() const { return memory_.scales_N; }  // N: layers x products x operands x groups
 
  private:
+  struct ExpertCodes {
+    LayerCodes gate_up, down;
+  };
   struct Memory {
     std::array<TensorView, 3> operands;
+    std::vector<ExpertCodes> experts;  // by layer
     TensorView amax_HN, scales_N, formats_N;
   };
-  static Memory lay_out(TensorAllocator& allocator, const ModelConfig& model, const Fp8Config& config,
-                        const ComputeTypes& types, int64_t tokens, bool training);
+  static Memory lay_out(TensorAllocator& allocator, const ModelConfig& model, const Fp8StateShape& shape);
+  static void lay_out_codes(TensorAllocator& allocator, const ModelConfig& model, const Fp8StateShape& shape,
+                            Memory& memory);
+  void describe(const ModelConfig& model, const Fp8StateShape& shape);
 
   Fp8Config config_;
+  std::string description_;
   std::vector<bool> quantized_layers_;
   int64_t experts_ = 0;
   Arena arena_;

@@ -62,7 +62,7 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
         Arena(host_table_bytes(config, limits), "tables of messages", staging_memory(limits.device));
     split_.host = &host_tables_;
   }
-  fp8_state_ = Fp8State(ctx_, config, limits.fp8, types_, limits.max_tokens, limits.training);
+  fp8_state_ = Fp8State(ctx_, config, fp8_shape(limits, types_));
   set_up_inputs();
   set_up_batches();
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
@@ -80,6 +80,7 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
   }
   act_.blocks.reserve(static_cast<size_t>(config.num_hidden_layers));
   reset_sums();
+  in_step_ = false;
   reset_routing_stats(ctx_, discarded_);
 }
 
@@ -165,6 +166,8 @@ void Model::reset_sums() {
   reset_routing_stats(ctx_, routing_);
   fill_zero(ctx_, {.x = loss_sums_3_});
   fp8_state_.start_step(ctx_);
+  in_step_ = true;
+  weights_quantized_ = false;
 }
 
 const DeviceBatch& Model::upload(const Batch& batch, int64_t slot) {
@@ -240,6 +243,7 @@ TensorView Model::head_weight(const TensorView& arena_A) const {
 
 void Model::run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route_only) {
   begin(batch);
+  quantize_weights();
   embedding_forward(ctx_, {.tokens_T = batch.tokens_T,
                            .weight_VD = weight(parameters_.specs().front()),
                            .y_TD = act_.blocks.front().x_TD});
@@ -252,6 +256,15 @@ void Model::run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route
     previous_mid = act_.blocks[index].mid_TD;
   }
   stats.tokens += batch.num_tokens();
+}
+
+// Once a step, since weights change between steps only; outside of one, where they may have changed, every
+// time.
+void Model::quantize_weights() {
+  if (!weights_quantized_) {
+    for (const BlockWeights& weights : block_weights_) quantize_expert_weights(ctx_, weights.moe);
+  }
+  weights_quantized_ = in_step_;
 }
 
 void Model::count_routing(const DeviceBatch& batch) {
@@ -338,6 +351,7 @@ void Model::compute_balance_loss(double balance_coef) {
 void Model::finish_step(double balance_coef) {
   compute_balance_loss(balance_coef);
   fp8_state_.finish_step(ctx_);
+  in_step_ = weights_quantized_ = false;
   mirror_.pull(ctx_);
 }
 

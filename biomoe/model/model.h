@@ -119,7 +119,7 @@ class Model {
   // Copies the batch to the device; `slot` of several micro-batches, each of which keeps its own memory.
   const DeviceBatch& upload(const Batch& batch, int64_t slot = 0);
 
-  // Resets the sums and statistics of a step.
+  // Resets the sums and statistics of a step. Weights stay as they are from here to finish_step.
   void reset_sums();
 
   // Runs the layers for their routing statistics only. With gradient accumulation the load-balancing gradient
@@ -177,6 +177,7 @@ class Model {
   void copy_batch(const Batch& batch, int64_t slot);
   void compute_balance_loss(double balance_coef);
   void begin(const DeviceBatch& batch);
+  void quantize_weights();
   void run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route_only);
   LayerRoutingStats layer_stats(const RoutingStats& stats, int64_t layer) const;
   bool recomputed(int64_t layer) const { return layer < limits_.recompute_layers; }
@@ -208,6 +209,8 @@ class Model {
   std::vector<DeviceBatch> batches_;
   std::array<std::vector<DeviceBatch>, 2> staged_;
   int turn_ = 0;
+  bool in_step_ = false;            // between reset_sums and finish_step
+  bool weights_quantized_ = false;  // the codes of experts' weights are those of the weights
 
   Activations act_;  // laid out anew for the tokens of each batch
   BlockInputs inputs_;

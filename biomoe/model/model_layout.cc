@@ -21,6 +21,16 @@ ExpertSplit expert_split(const ModelLimits& limits) {
           .shared_memory = gpus && !limits.expert_messages};
 }
 
+Fp8StateShape fp8_shape(const ModelLimits& limits, const ComputeTypes& types) {
+  return {.config = limits.fp8,
+          .types = types,
+          .tokens = limits.max_tokens,
+          .training = limits.training,
+          .device = limits.device,
+          .mode = limits.expert_ffn_mode,
+          .split = expert_split(limits)};
+}
+
 void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, const ModelLimits& limits,
                          const ComputeTypes& types, int64_t tokens, const ExpertSplit& split,
                          Activations& act) {
@@ -188,7 +198,7 @@ ModelMemory plan_model_memory(const ModelConfig& config, const ModelLimits& limi
   memory.workspace = scratch_bytes(config, limits) + table_bytes(config, limits) + exchange_bytes(config) +
                      squares_bytes(config, limits) + batch_bytes(limits) +
                      exchange_of_rows_bytes(config, limits) +
-                     Fp8State::planned_bytes(config, limits.fp8, types, limits.max_tokens, limits.training);
+                     Fp8State::planned_bytes(config, fp8_shape(limits, types));
   return memory;
 }
 

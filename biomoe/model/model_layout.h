@@ -22,6 +22,9 @@ struct ModelExchange {
 // The split that the limits ask for, without the memory and tables that a model has for it.
 ExpertSplit expert_split(const ModelLimits& limits);
 
+// What quantised operands depend on.
+Fp8StateShape fp8_shape(const ModelLimits& limits, const ComputeTypes& types);
+
 // Lays out one micro-batch of `tokens` tokens; the vectors of `act` keep their capacity.
 void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, const ModelLimits& limits,
                          const ComputeTypes& types, int64_t tokens, const ExpertSplit& split,

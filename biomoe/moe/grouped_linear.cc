@@ -60,9 +60,21 @@ std::string GroupedLinear::str() const {
   return fmt::format("GroupedLinear({} experts, {} -> {})", num_experts(), in_features(), out_features());
 }
 
+std::string GroupedLinear::precision(Device device) const {
+  if (!quantizer) return std::string(dtype_name(w_EOI.dtype));
+  const std::string_view recipe = kFp8RecipeNames[static_cast<size_t>(quantizer.config->fp8_recipe)];
+  if (native()) return fmt::format("{} native", recipe);
+  std::string why = native_obstacle(*quantizer.config, device, out_features(), in_features());
+  if (why.empty()) why = product == GroupedProduct::kLoop ? "one GEMM an expert" : "no memory for codes";
+  return fmt::format("{} emulated: {}", recipe, why);
+}
+
 GroupedLinear::Operands GroupedLinear::forward_operands(Context& ctx, const ExpertRows& rows,
                                                         TensorView x_RI) const {
   if (!quantizer) return {x_RI, w_EOI};
+  if (native()) {
+    return {x_RI, w_EOI, quantizer.native_operands(ctx, Operand::kActivation, x_RI, rows.offsets_E1, false)};
+  }
   return {quantizer.rows(ctx, Operand::kActivation, false, x_RI, rows.offsets_E1),
           quantizer.weights(ctx, false, w_EOI)};
 }
@@ -70,18 +82,23 @@ GroupedLinear::Operands GroupedLinear::forward_operands(Context& ctx, const Expe
 GroupedLinear::Operands GroupedLinear::dgrad_operands(Context& ctx, const ExpertRows& rows,
                                                       TensorView dy_RO) const {
   if (!quantizer) return {dy_RO, w_EOI};
+  if (native()) {
+    return {dy_RO, w_EOI, quantizer.native_operands(ctx, Operand::kGradient, dy_RO, rows.offsets_E1, true)};
+  }
   return {quantizer.rows(ctx, Operand::kGradient, false, dy_RO, rows.offsets_E1),
           quantizer.weights(ctx, true, w_EOI)};
 }
 
 void GroupedLinear::forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, TensorView y_RO) const {
-  const auto [x, w] = forward_operands(ctx, rows, x_RI);
-  run(ctx, Pass::kForward, *this, rows, {.x_RI = x, .w_EOI = w, .y_RO = y_RO, .offsets_E1 = {}});
+  const auto [x, w, codes] = forward_operands(ctx, rows, x_RI);
+  run(ctx, Pass::kForward, *this, rows,
+      {.x_RI = x, .w_EOI = w, .y_RO = y_RO, .offsets_E1 = {}, .codes = codes});
 }
 
 void GroupedLinear::dgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView dx_RI) const {
-  const auto [dy, w] = dgrad_operands(ctx, rows, dy_RO);
-  run(ctx, Pass::kDgrad, *this, rows, {.x_RI = dx_RI, .w_EOI = w, .y_RO = dy, .offsets_E1 = {}});
+  const auto [dy, w, codes] = dgrad_operands(ctx, rows, dy_RO);
+  run(ctx, Pass::kDgrad, *this, rows,
+      {.x_RI = dx_RI, .w_EOI = w, .y_RO = dy, .offsets_E1 = {}, .codes = codes});
 }
 
 void GroupedLinear::wgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView x_RI,

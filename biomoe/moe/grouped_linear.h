@@ -27,12 +27,16 @@ struct GroupedLinear {
   int64_t num_experts() const { return w_EOI.shape[0]; }
   int64_t out_features() const { return w_EOI.shape[1]; }
   int64_t in_features() const { return w_EOI.shape[2]; }
+  bool native() const { return quantizer.codes && product == GroupedProduct::kGrouped; }
   std::string str() const;  // "GroupedLinear(8 experts, 64 -> 256)"
+  // How its products run on `device`: "bf16", "Float8BlockScaling native" or "... emulated: <why>".
+  std::string precision(Device device) const;
 
   // What the products of forward and dgrad multiply: rows (x, or dy) and weights, quantised where there is a
-  // quantizer. Good until the next call.
+  // quantizer; or, where it is native, their codes. Good until the next call.
   struct Operands {
     TensorView rows, weights;
+    BlockScaledCodes codes{};
   };
   Operands forward_operands(Context& ctx, const ExpertRows& rows, TensorView x_RI) const;
   Operands dgrad_operands(Context& ctx, const ExpertRows& rows, TensorView dy_RO) const;

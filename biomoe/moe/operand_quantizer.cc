@@ -1,10 +1,21 @@
 #include "biomoe/moe/operand_quantizer.h"
 
+#include <fmt/format.h>
+
+#include "biomoe/core/arena.h"
 #include "biomoe/core/error.h"
+#include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/quantize.h"
 
 namespace biomoe {
 namespace {
+
+void set_operand(QuantizeArgs& args, const QuantizationSpec& spec, TensorView x_RC) {
+  args.x_RC = x_RC;
+  args.format = spec.format;
+  args.rule = spec.rule;
+  args.block = spec.block;
+}
 
 // `groups` says how the rows of x are grouped.
 TensorView quantized(Context& ctx, const OperandQuantizer& quantizer, Operand operand, bool sums_over_rows,
@@ -15,10 +26,7 @@ TensorView quantized(Context& ctx, const OperandQuantizer& quantizer, Operand op
            "an operand of {} {} and memory for {} {}", dtype_name(x_RC.dtype), x_RC.shape.str(),
            dtype_name(memory.dtype), memory.shape.str());
   const QuantizationSpec spec = quantization_spec(*quantizer.config, operand, sums_over_rows);
-  groups.x_RC = x_RC;
-  groups.format = spec.format;
-  groups.rule = spec.rule;
-  groups.block = spec.block;
+  set_operand(groups, spec, x_RC);
   groups.dequantized_RC = TensorView(memory.data, x_RC.dtype, x_RC.shape);
   if (spec.rule == ScaleRule::kGiven) {
     const DelayedScales& delayed = quantizer.delayed[which];
@@ -30,6 +38,29 @@ TensorView quantized(Context& ctx, const OperandQuantizer& quantizer, Operand op
 }
 
 }  // namespace
+
+LayerCodes allocate_weight_codes(TensorAllocator& allocator, int64_t experts, int64_t out, int64_t in,
+                                 bool training) {
+  constexpr int64_t kBlock = cuda::kScaleBlock;
+  LayerCodes codes;
+  codes.weights_EOI = allocator.tensor(DType::kU8, {experts, out, in});
+  if (training) codes.transposed_EIO = allocator.tensor(DType::kU8, {experts, in, out});
+  codes.weight_scales_NB = allocator.tensor(DType::kF32, {experts * (out / kBlock + 1), in / kBlock});
+  return codes;
+}
+
+std::string native_obstacle(const Fp8Config& config, Device device, int64_t out, int64_t in) {
+  if (config.fp8_recipe != Fp8Recipe::kFloat8BlockScaling) return "native products are Float8BlockScaling's";
+  if (quantization_spec(config, Operand::kGradient, false).format != Fp8Format::kE4M3) {
+    return "native products are of E4M3 alone";
+  }
+  if (config.fp8_recipe_kwargs.emulate) return "fp8_recipe_kwargs.emulate is set";
+  if (device == Device::kCpu) return "the CPU multiplies no codes";
+  if (out % cuda::kScaleBlock != 0 || in % cuda::kScaleBlock != 0) {
+    return fmt::format("the widths {} and {} are not both multiples of {}", in, out, cuda::kScaleBlock);
+  }
+  return "";
+}
 
 TensorView OperandQuantizer::rows(Context& ctx, Operand operand, bool sums_over_rows, TensorView x_RC,
                                   TensorView offsets_G1) const {
@@ -49,6 +80,42 @@ TensorView OperandQuantizer::weights(Context& ctx, bool sums_over_rows, TensorVi
 TensorView OperandQuantizer::matrix(Context& ctx, Operand operand, bool sums_over_rows,
                                     TensorView x_RC) const {
   return quantized(ctx, *this, operand, sums_over_rows, x_RC, {});
+}
+
+void OperandQuantizer::quantize_weights(Context& ctx, TensorView w_GOI) const {
+  const int64_t experts = w_GOI.shape[0], out = w_GOI.shape[1], in = w_GOI.shape[2];
+  BM_CHECK(codes.weights_EOI.shape == w_GOI.shape, "codes {} for weights {}", codes.weights_EOI.shape.str(),
+           w_GOI.shape.str());
+  const Shape matrix{experts * out, in};
+  QuantizeArgs args;
+  set_operand(args, quantization_spec(*config, Operand::kWeight, false),
+              TensorView(w_GOI.data, w_GOI.dtype, matrix));
+  args.group_rows = out;
+  args.data_RC = TensorView(codes.weights_EOI.data, DType::kU8, matrix);
+  args.scales_NB = codes.weight_scales_NB;
+  if (codes.transposed_EIO) {
+    args.transposed_CR = TensorView(codes.transposed_EIO.data, DType::kU8, Shape{experts * in, out});
+  }
+  quantize(ctx, args);
+}
+
+BlockScaledCodes OperandQuantizer::native_operands(Context& ctx, Operand operand, TensorView x_RC,
+                                                   TensorView offsets_G1, bool transposed) const {
+  const Shape scales{x_RC.shape[1] / cuda::kScaleBlock, row_scales_stride(x_RC.shape[0])};
+  BM_CHECK(codes.rows.num_elements() >= x_RC.num_elements() &&
+               codes.row_scales.num_elements() >= scales.num_elements(),
+           "an operand of {} and memory for {} codes and {} scales", x_RC.shape.str(),
+           codes.rows.num_elements(), codes.row_scales.num_elements());
+  QuantizeArgs args;
+  set_operand(args, quantization_spec(*config, operand, false), x_RC);
+  args.offsets_E1 = offsets_G1;
+  args.data_RC = TensorView(codes.rows.data, DType::kU8, x_RC.shape);
+  args.row_scales_BR = TensorView(codes.row_scales.data, DType::kF32, scales);
+  quantize(ctx, args);
+  return {.rows_RK = args.data_RC,
+          .row_scales_BR = args.row_scales_BR,
+          .weights_ENK = transposed ? codes.transposed_EIO : codes.weights_EOI,
+          .weight_scales_NB = codes.weight_scales_NB};
 }
 
 }  // namespace biomoe

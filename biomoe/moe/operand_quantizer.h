@@ -1,12 +1,15 @@
-// Products in a low-precision recipe, emulated exactly: an operand is replaced by what its 8-bit codes stand
-// for, and the product runs in the type that the device computes in, which holds these values exactly (see
+// Products in a low-precision recipe. Natively, where the device multiplies the codes of a recipe: operands
+// are codes and scales. Otherwise emulated exactly: an operand is replaced by what its 8-bit codes stand for,
+// and the product runs in the type that the device computes in, which holds these values exactly (see
 // docs/numerics.md).
 #pragma once
 
 #include <array>
+#include <string>
 
 #include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
+#include "biomoe/ops/grouped_gemm.h"
 #include "biomoe/quant/recipe.h"
 
 namespace biomoe {
@@ -17,11 +20,30 @@ struct DelayedScales {
   TensorView amax_G;    // f32, raised to what is seen
 };
 
+// Native products: where the codes of a layer are.
+struct LayerCodes {
+  // Of the weights, by quantize_weights() and good until the weights change.
+  TensorView weights_EOI{};       // u8
+  TensorView transposed_EIO{};    // u8; absent where there is no backward
+  TensorView weight_scales_NB{};  // f32
+  // Of the rows of a product, which may be those of all layers: flat, for the largest of them.
+  TensorView rows{};        // u8
+  TensorView row_scales{};  // f32
+  explicit operator bool() const { return static_cast<bool>(weights_EOI); }
+};
+LayerCodes allocate_weight_codes(TensorAllocator& allocator, int64_t experts, int64_t out, int64_t in,
+                                 bool training);
+
+// Why products of all experts at once with weights [experts, out, in] are not native, on `device`; "" where
+// they are.
+std::string native_obstacle(const Fp8Config& config, Device device, int64_t out, int64_t in);
+
 // The operands of one product of one layer.
 struct OperandQuantizer {
   const Fp8Config* config = nullptr;       // null: operands stay as they are
   std::array<DelayedScales, 3> delayed{};  // by Operand; DelayedScaling only
   std::array<TensorView, 3> memory{};      // by Operand: flat, of the type computed in, for a whole operand
+  LayerCodes codes{};                      // present: the products of rows and weights are native
   explicit operator bool() const { return config != nullptr; }
 
   // x, in groups of rows [offsets[g], offsets[g + 1]), for a product that sums over its columns or its rows.
@@ -32,6 +54,13 @@ struct OperandQuantizer {
   TensorView weights(Context& ctx, bool sums_over_rows, TensorView w_GOI) const;
   // The same for a matrix that is one group.
   TensorView matrix(Context& ctx, Operand operand, bool sums_over_rows, TensorView x_RC) const;
+
+  // Native products: the weights' codes.
+  void quantize_weights(Context& ctx, TensorView w_GOI) const;
+  // The operands of a product of rows x that sums over their columns, which are the weights' outputs where
+  // these are `transposed`. Good until the next call of any layer that shares codes.rows.
+  BlockScaledCodes native_operands(Context& ctx, Operand operand, TensorView x_RC, TensorView offsets_G1,
+                                   bool transposed) const;
 };
 
 }  // namespace biomoe

@@ -135,12 +135,20 @@ bool Sequential::has_scales() const {
                      [](const ExpertLayer& layer) { return std::holds_alternative<ScaledSwiGLU>(layer); });
 }
 
+// Of the two linear maps of a fused operation.
+std::string Sequential::precisions_of(size_t i) const {
+  const std::string first = std::get<GroupedLinear>(layers_[i]).precision(device_);
+  const std::string last = std::get<GroupedLinear>(layers_[i + 2]).precision(device_);
+  return first == last ? first : fmt::format("{} and {}", first, last);
+}
+
 std::string Sequential::describe() const {
   std::string text;
   for (size_t i = 0; i < count_; ++i) {
     if (fused_[i]) {
-      text += fmt::format("layers {}-{}: fused_grouped_mlp of {}, {}, {}\n", i, i + 2, name_of(layers_[i]),
-                          name_of(layers_[i + 1]), name_of(layers_[i + 2]));
+      text +=
+          fmt::format("layers {}-{}: fused_grouped_mlp of {}, {}, {}; {}\n", i, i + 2, name_of(layers_[i]),
+                      name_of(layers_[i + 1]), name_of(layers_[i + 2]), precisions_of(i));
       i += 2;
       continue;
     }
@@ -150,7 +158,8 @@ std::string Sequential::describe() const {
                                                                  : "one grouped GEMM";
     text += fmt::format("layer {}: {}: {}", i, name_of(layers_[i]), way);
     if (linear) {
-      text += fmt::format("; not fused: {}", fusion_ == Fusion::kOff ? "fusion is off" : obstacle_at(i));
+      text += fmt::format("; not fused: {}; {}", fusion_ == Fusion::kOff ? "fusion is off" : obstacle_at(i),
+                          linear->precision(device_));
     }
     text += "\n";
   }
@@ -163,7 +172,7 @@ void Sequential::forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, 
     const auto output = [&](size_t of) { return of + 1 == count_ ? y_RO : memory.hidden[of]; };
     const TensorView input = i == 0 ? x_RI : memory.hidden[i - 1];
     if (fused_[i]) {
-      const auto [x, w] = std::get<GroupedLinear>(layers_[i]).forward_operands(ctx, rows, input);
+      const auto [x, w, codes] = std::get<GroupedLinear>(layers_[i]).forward_operands(ctx, rows, input);
       grouped_gate_up(ctx, {.x_RD = x,
                             .w_E2FD = w,
                             .gate_up_R2F = memory.hidden[i],
@@ -171,7 +180,8 @@ void Sequential::forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, 
                             .act_RF = memory.hidden[i + 1],
                             .offsets_E1 = rows.offsets_E1,
                             .rows_E = rows.rows_E,
-                            .interleave = std::get<ScaledSwiGLU>(layers_[i + 1]).interleave});
+                            .interleave = std::get<ScaledSwiGLU>(layers_[i + 1]).interleave,
+                            .codes = codes});
       std::get<GroupedLinear>(layers_[i + 2]).forward(ctx, rows, memory.hidden[i + 1], output(i + 2));
       i += 2;
     } else if (const auto* linear = std::get_if<GroupedLinear>(&layers_[i])) {
@@ -206,7 +216,7 @@ void Sequential::backward(Context& ctx, const ExpertRows& rows, const Sequential
     // Before the gradient of the input may replace the input.
     if (linear.dw_EOI) linear.wgrad(ctx, rows, dy, input, args.accumulate);
     if (i >= 2 && fused_[i - 2]) {
-      const auto [dout, w] = linear.dgrad_operands(ctx, rows, dy);
+      const auto [dout, w, codes] = linear.dgrad_operands(ctx, rows, dy);
       grouped_down_backward(ctx, {.dy_RD = dout,
                                   .w_EDF = w,
                                   .gate_up_R2F = memory.hidden[i - 2],
@@ -216,7 +226,8 @@ void Sequential::backward(Context& ctx, const ExpertRows& rows, const Sequential
                                   .dprobs_R = args.dscales_R,
                                   .offsets_E1 = rows.offsets_E1,
                                   .rows_E = rows.rows_E,
-                                  .interleave = std::get<ScaledSwiGLU>(layers_[i - 1]).interleave});
+                                  .interleave = std::get<ScaledSwiGLU>(layers_[i - 1]).interleave,
+                                  .codes = codes});
       --i;  // the activation is done
     } else if (dinput) {
       linear.dgrad(ctx, rows, dy, dinput);

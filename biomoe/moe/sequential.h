@@ -71,7 +71,7 @@ class Sequential {
   int64_t out_features() const { return width_after(count_ - 1); }
   int64_t width_after(size_t i) const;  // columns of the output of layer i
   bool has_scales() const;              // there is a ScaledSwiGLU
-  // Which layers run as what, and why others are not fused; one line each.
+  // Which layers run as what, why others are not fused, and in what precision; one line each.
   std::string describe() const;
   bool fused_at(size_t i) const { return fused_[i]; }  // layers i, i+1 and i+2 are one operation
 
@@ -84,6 +84,7 @@ class Sequential {
 
  private:
   std::string obstacle_at(size_t i) const;  // to a fusion of layers i, i+1, i+2
+  std::string precisions_of(size_t i) const;
   void check_widths() const;
 
   Device device_;

@@ -19,6 +19,10 @@ inline constexpr int64_t kWidestHead = 256;
 inline constexpr int64_t kExpertRowAlignment = 128;
 inline constexpr int64_t kGateUpInterleave = 32;
 
+// Products of codes: rows and columns of weights, and columns of rows, that share a scale; widths are
+// multiples of it.
+inline constexpr int64_t kScaleBlock = 128;
+
 // A weight gradient's product sums the squares of so many rows and columns at a time. Rows are counted in
 // whole tiles.
 inline constexpr int64_t kSquaresRows = 16;

@@ -3,6 +3,7 @@
 #include "biomoe/ops/check_args.h"
 #include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/dispatch_device.h"
+#include "biomoe/ops/quantize.h"
 
 namespace biomoe {
 namespace {
@@ -21,21 +22,43 @@ void check(const char* op, Device device, const GroupedGemmArgs& args) {
   if (args.rows_E) check_tensor(op, "rows", args.rows_E, DType::kI32, Shape{w[0]});
 }
 
+// For weights w[e] of [out, in]; `transposed`: their codes are [in, out].
+void check_codes(const char* op, Device device, const BlockScaledCodes& codes, int64_t rows, const Shape& w,
+                 bool transposed) {
+  if (!codes) return;
+  BM_CHECK(device != Device::kCpu, "{}: the CPU multiplies no codes", op);
+  BM_CHECK(w[1] % cuda::kScaleBlock == 0 && w[2] % cuda::kScaleBlock == 0,
+           "{}: codes of weights {}, expected widths that are multiples of {}", op, w.str(),
+           cuda::kScaleBlock);
+  const int64_t n = transposed ? w[2] : w[1], k = transposed ? w[1] : w[2];
+  check_tensor(op, "codes of rows", codes.rows_RK, DType::kU8, Shape{rows, k});
+  check_tensor(op, "scales of rows", codes.row_scales_BR, DType::kF32,
+               Shape{k / cuda::kScaleBlock, row_scales_stride(rows)});
+  check_tensor(op, "codes of weights", codes.weights_ENK, DType::kU8, Shape{w[0], n, k});
+  check_tensor(op, "scales of weights", codes.weight_scales_NB, DType::kF32,
+               Shape{w[0] * (w[1] / cuda::kScaleBlock + 1), w[2] / cuda::kScaleBlock});
+}
+
 }  // namespace
 
 void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
-  check("grouped_gemm_forward", ctx.device, args);
+  constexpr const char* kOp = "grouped_gemm_forward";
+  check(kOp, ctx.device, args);
+  check_codes(kOp, ctx.device, args.codes, args.x_RI.shape[0], args.w_EOI.shape, false);
   BIOMOE_RUN_ON_DEVICE(grouped_gemm_forward, ctx, args);
 }
 
 void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
-  check("grouped_gemm_dgrad", ctx.device, args);
+  constexpr const char* kOp = "grouped_gemm_dgrad";
+  check(kOp, ctx.device, args);
+  check_codes(kOp, ctx.device, args.codes, args.x_RI.shape[0], args.w_EOI.shape, true);
   BIOMOE_RUN_ON_DEVICE(grouped_gemm_dgrad, ctx, args);
 }
 
 void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
   constexpr const char* kOp = "grouped_gemm_wgrad";
   check(kOp, ctx.device, args);
+  BM_CHECK(!args.codes, "{}: multiplies no codes", kOp);
   if (args.squares_P) {
     const Shape& w = args.w_EOI.shape;
     check_tensor(kOp, "squares", args.squares_P, DType::kF32,
@@ -64,6 +87,7 @@ void grouped_gate_up(Context& ctx, const GroupedGateUpArgs& args) {
   const Shape& gate_up = args.gate_up_R2F.shape;
   check_tensor(kOp, "act", args.act_RF, args.x_RD.dtype, Shape{gate_up[0], gate_up[1] / 2}, Layout::kRows);
   check_tensor(kOp, "probs", args.probs_R, DType::kF32, Shape{gate_up[0]});
+  check_codes(kOp, ctx.device, args.codes, gate_up[0], args.w_E2FD.shape, false);
   BIOMOE_RUN_ON_DEVICE(grouped_gate_up, ctx, args);
 }
 
@@ -81,6 +105,7 @@ void grouped_down_backward(Context& ctx, const GroupedDownBackwardArgs& args) {
   check_tensor(kOp, "dgate_up", args.dgate_up_R2F, args.dy_RD.dtype, gate_up, Layout::kRows);
   check_tensor(kOp, "probs", args.probs_R, DType::kF32, Shape{act[0]});
   check_tensor(kOp, "dprobs", args.dprobs_R, DType::kF32, Shape{act[0]});
+  check_codes(kOp, ctx.device, args.codes, act[0], args.w_EDF.shape, true);
   BIOMOE_RUN_ON_DEVICE(grouped_down_backward, ctx, args);
 }
 

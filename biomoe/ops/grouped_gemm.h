@@ -7,6 +7,19 @@
 
 namespace biomoe {
 
+// The operands of a product as E4M3 codes of recipe Float8BlockScaling, on a GPU of compute capability 9.0:
+// rows [R, K], in blocks of 1x128, by weights [E, N, K], in blocks of 128x128, as quantize() writes them. N
+// and K are multiples of 128. Codes stand in the place of the operands themselves, which then only tell
+// shapes and types and are not read. Products of 128 columns are summed in the precision of the tensor cores,
+// these sums in FP32 (docs/numerics.md).
+struct BlockScaledCodes {
+  TensorView rows_RK{};           // u8
+  TensorView row_scales_BR{};     // f32 [K / 128, R rounded up to a multiple of 4]
+  TensorView weights_ENK{};       // u8; for a gradient of rows the transposed weights
+  TensorView weight_scales_NB{};  // f32, of the weights as they lie: not transposed
+  explicit operator bool() const { return static_cast<bool>(rows_RK); }
+};
+
 // Rows [offsets[e], offsets[e+1]) of x and y belong to expert e, rows from offsets[E] to R to nobody: they
 // are neither read nor written. w[e] is [out, in]. Experts without rows are legal.
 //   grouped_gemm_forward: y[rows e]  = x[rows e] w[e]^T      y assigned
@@ -25,6 +38,7 @@ struct GroupedGemmArgs {
   // grouped_gemm_wgrad only, without accumulate and for w of bf16: partial sums of the squares of w as it is
   // stored, f32 [wgrad_squares_count()], all assigned. Their sum over all is in no given order of elements.
   TensorView squares_P{};
+  BlockScaledCodes codes{};  // forward: of x and w; dgrad: of y and the transposed w; wgrad: none
 };
 
 // The two products beside the activation, each as one operation with it. gate_up, act, probs, dgate_up,
@@ -40,6 +54,7 @@ struct GroupedGateUpArgs {
   TensorView offsets_E1;
   TensorView rows_E{};
   int64_t interleave = 0;
+  BlockScaledCodes codes{};  // of x and w
 };
 
 // dact = dy w, then dgate_up and dprobs = scaled_swiglu_backward(dact): dact itself is not kept where the
@@ -55,6 +70,7 @@ struct GroupedDownBackwardArgs {
   TensorView offsets_E1;
   TensorView rows_E{};
   int64_t interleave = 0;
+  BlockScaledCodes codes{};  // of dy and the transposed w
 };
 
 // How many partial sums of squares grouped_gemm_wgrad gives for w of [experts, out, in]; 0: none on this

@@ -45,6 +45,19 @@ void quantize(Context& ctx, const QuantizeArgs& args) {
   if (args.scales_NB) {
     check_tensor(kOp, "scales", args.scales_NB, is_mx(args.rule) ? DType::kU8 : DType::kF32, blocks);
   }
+  if (args.row_scales_BR) {
+    BM_CHECK(args.block.rows == 1 && !is_mx(args.rule), "{}: scales by row are fp32, of blocks of one row",
+             kOp);
+    check_tensor(kOp, "row_scales", args.row_scales_BR, DType::kF32,
+                 Shape{grid.block_columns(), row_scales_stride(shape[0])});
+  }
+  if (args.transposed_CR) {
+    BM_CHECK(args.block == (BlockShape{128, 128}) && !args.offsets_E1,
+             "{}: codes are transposed of blocks of 128x128, in groups of equal size", kOp);
+    const int64_t group_rows = grid.group_rows > 0 ? grid.group_rows : shape[0];
+    check_tensor(kOp, "transposed", args.transposed_CR, DType::kU8,
+                 Shape{grid.groups * shape[1], group_rows});
+  }
   if (args.amax_NB) check_tensor(kOp, "amax", args.amax_NB, DType::kF32, blocks);
   if (args.dequantized_RC) {
     check_tensor(kOp, "dequantized", args.dequantized_RC, args.x_RC.dtype, shape, Layout::kRows);

@@ -24,16 +24,27 @@ struct QuantizeArgs {
   Fp8Format format = Fp8Format::kE4M3;
   ScaleRule rule = ScaleRule::kMxUp;
   BlockShape block{};
-  TensorView offsets_E1{};      // optional i64: the groups
-  int64_t group_rows = 0;       // optional, without offsets: groups of so many rows, a divisor of R
-  TensorView data_RC{};         // u8 codes, assigned
-  TensorView scales_NB{};       // N = bands(), B = block_columns(). MX rules: u8 E8M0, assigned; others: f32,
-                                // what a code is multiplied with to read it, assigned; rows of bands without
-                                // rows are not written
+  TensorView offsets_E1{};  // optional i64: the groups
+  int64_t group_rows = 0;   // optional, without offsets: groups of so many rows, a divisor of R
+  TensorView data_RC{};     // u8 codes, assigned
+  TensorView scales_NB{};   // N = bands(), B = block_columns(). MX rules: u8 E8M0, assigned; others: f32,
+                            // what a code is multiplied with to read it, assigned; rows of bands without
+                            // rows are not written
+  // f32 [B, row_scales_stride(R)], assigned where rows are in a group: the same for blocks of one row, with
+  // the scale of block b of row r at [b, r]. Not of MX rules.
+  TensorView row_scales_BR{};
+  // u8 [groups * C, rows of a group], assigned: the codes of each group, transposed. For blocks of 128x128 in
+  // groups of equal size.
+  TensorView transposed_CR{};
   TensorView given_scales_N{};  // f32, read by rule kGiven (blocks 0x0): what elements are multiplied with
   TensorView amax_NB{};         // f32: raised to the largest magnitude of the block, NaN aside
   TensorView dequantized_RC{};  // of x's type, assigned: what the codes stand for, rounded to that type
 };
+
+// Columns of row_scales_BR: as many as the products of codes want.
+constexpr int64_t row_scales_stride(int64_t rows) {
+  return (rows + 3) / 4 * 4;
+}
 
 // The blocks that `args` asks for. On the GPU its offsets are device memory.
 BlockGrid block_grid(const QuantizeArgs& args);

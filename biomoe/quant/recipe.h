@@ -34,6 +34,7 @@ inline constexpr std::array<std::string_view, 2> kAmaxAlgorithmNames{"max", "mos
 struct Fp8RecipeOptions {
   MxScaleRounding scale_rounding = MxScaleRounding::kUp;
   bool power_2_scale = true;
+  bool emulate = false;
   int64_t margin = 0;
   int64_t amax_history_len = 1024;
   AmaxAlgorithm amax_compute_algo = AmaxAlgorithm::kMax;
@@ -47,6 +48,8 @@ struct Fp8RecipeOptions {
     v.field(
         "power_2_scale", power_2_scale,
         "the other recipes: scales are rounded down to powers of two; a GPU that emulates a recipe needs it");
+    v.field("emulate", emulate,
+            "Float8BlockScaling: on a GPU that multiplies its codes, multiply in BF16 what they stand for");
     v.field("margin", margin, "DelayedScaling: scales are smaller by 2^margin");
     v.field("amax_history_len", amax_history_len, "DelayedScaling: steps that amax is remembered for");
     v.choice("amax_compute_algo", amax_compute_algo, kAmaxAlgorithmNames,

@@ -84,9 +84,12 @@ int64_t threads_of_rank(int64_t on_host) {
 
 // Refuses what ranks cannot do yet.
 void require_supported(const RunConfig& config, const MeshSize& mesh) {
-  if (config.fp8_config.enabled) {
-    throw user_error("{} ranks train without fp8_config in this version; set fp8_config.enabled=false",
-                     mesh.world());
+  if (config.fp8_config.enabled && config.fp8_config.fp8_recipe == Fp8Recipe::kDelayedScaling) {
+    throw user_error(
+        "{} ranks train without DelayedScaling in this version, whose scales are of all ranks' values; "
+        "choose "
+        "another fp8_config.fp8_recipe",
+        mesh.world());
   }
   if (!config.init_from.empty() && mesh.ep > 1) {
     throw user_error(

@@ -108,8 +108,11 @@ double run_selftest(const SelftestCase& test, Device device, int num_threads) {
   return sum / static_cast<double>(kSelftestSteps);
 }
 
-RecipeSupport recipe_support(Fp8Recipe, Device device) {
-  return device_available(device) ? RecipeSupport::kEmulated : RecipeSupport::kUnavailable;
+RecipeSupport recipe_support(Fp8Recipe recipe, Device device) {
+  if (!device_available(device)) return RecipeSupport::kUnavailable;
+  const bool native =
+      recipe == Fp8Recipe::kFloat8BlockScaling && device_info(device).compute_capability == 90;
+  return native ? RecipeSupport::kNative : RecipeSupport::kEmulated;
 }
 
 }  // namespace biomoe

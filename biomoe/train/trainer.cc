@@ -323,9 +323,7 @@ void Trainer::print_head() const {
   fmt::print("{} parameters, {} active a token; {}{} threads\n", parameters.num_parameters(),
              parameters.num_active_parameters(), ranks, threads);
   if (config_.fp8_config.enabled) {
-    fmt::print("{}: emulated exactly, in {}\n",
-               kFp8RecipeNames[static_cast<size_t>(config_.fp8_config.fp8_recipe)],
-               dtype_name(model_->types().activation));
+    fmt::print("{}\n", model_->fp8_state().describe());
   }
   if (const ModelLimits& limits = model_->limits(); limits.device != Device::kCpu && limits.place.size.ep > 1)
     fmt::print("rows go to the experts of other GPUs {}\n",

@@ -58,7 +58,7 @@ TEST_F(Commands, InfoTellsHowEachRecipeRuns) {
   for (const char* recipe :
        {"MXFP8BlockScaling", "Float8BlockScaling", "Float8CurrentScaling", "DelayedScaling"}) {
     EXPECT_THAT(info.out,
-                ::testing::ContainsRegex(std::string(recipe) + " +emulated +(emulated|unavailable)"));
+                ::testing::ContainsRegex(std::string(recipe) + " +emulated +(native|emulated|unavailable)"));
   }
 }
 

@@ -34,7 +34,7 @@ class GpuBytes {
 };
 
 struct Outputs {
-  std::vector<uint8_t> data, scales, amax, dequantized;
+  std::vector<uint8_t> data, scales, amax, row_scales, transposed, dequantized;
   friend bool operator==(const Outputs&, const Outputs&) = default;
 };
 
@@ -108,6 +108,16 @@ class CudaQuantizeTest : public GpuTest {
     if (v.rule == ScaleRule::kGiven) {
       args.given_scales_N = TensorView(given, DType::kF32, Shape{static_cast<int64_t>(problem.given.size())});
     }
+    const int64_t stride_of_scales = row_scales_stride(c.rows);
+    void* row_scales = memory(static_cast<size_t>(grid.block_columns() * stride_of_scales) * 4, nothing);
+    void* transposed = memory(static_cast<size_t>(c.rows * c.columns), nothing);
+    if (has_row_scales(v)) {
+      args.row_scales_BR = TensorView(row_scales, DType::kF32, Shape{grid.block_columns(), stride_of_scales});
+    }
+    if (has_transposed(c, v)) {
+      args.transposed_CR = TensorView(
+          transposed, DType::kU8, Shape{grid.groups * c.columns, c.group_rows > 0 ? c.group_rows : c.rows});
+    }
     quantize(on, args);
     const auto bytes_of = [&](const void* data) -> std::vector<uint8_t> {
       for (auto& block : host) {
@@ -118,8 +128,9 @@ class CudaQuantizeTest : public GpuTest {
       }
       throw failure("no such memory");
     };
-    return {bytes_of(args.data_RC.data), bytes_of(args.scales_NB.data), bytes_of(args.amax_NB.data),
-            with_one_nan(bytes_of(args.dequantized_RC.data), type)};
+    return {bytes_of(args.data_RC.data), bytes_of(args.scales_NB.data),
+            bytes_of(args.amax_NB.data), bytes_of(row_scales),
+            bytes_of(transposed),        with_one_nan(bytes_of(args.dequantized_RC.data), type)};
   }
 };
 
@@ -163,6 +174,8 @@ TEST_F(CudaQuantizeTest, IsThatOfTheCpuInEveryByte) {
           ASSERT_EQ(got.data, want.data) << label;
           ASSERT_EQ(got.scales, want.scales) << label;
           ASSERT_EQ(got.amax, want.amax) << label;
+          ASSERT_EQ(got.row_scales, want.row_scales) << label;
+          ASSERT_EQ(got.transposed, want.transposed) << label;
           ASSERT_EQ(got.dequantized, want.dequantized) << label;
         }
       }

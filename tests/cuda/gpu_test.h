@@ -75,6 +75,8 @@ inline void encode(double value, DType dtype, uint8_t* to) {
       return put(static_cast<int64_t>(value));
     case DType::kU16:
       return put(static_cast<uint16_t>(value));
+    case DType::kU8:
+      return put(static_cast<uint8_t>(value));
     default:
       throw failure("encode: {}", dtype_name(dtype));
   }
@@ -98,6 +100,8 @@ inline double decode(const uint8_t* from, DType dtype) {
       return static_cast<double>(get(int64_t{0}));
     case DType::kU16:
       return get(uint16_t{0});
+    case DType::kU8:
+      return get(uint8_t{0});
     default:
       throw failure("decode: {}", dtype_name(dtype));
   }

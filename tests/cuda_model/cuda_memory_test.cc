@@ -36,7 +36,9 @@ TEST(CudaMemory, IsPlannedWithinThreePercentOfWhatTheDriverReports) {
   constexpr size_t kIdle = size_t{5} << 28;  // this program's context, with room
   const size_t before = device_info(Device::kCuda).used_bytes();
   if (before > kIdle) GTEST_SKIP() << "the GPU is not idle: " << before << " bytes are in use";
-  for (const bool lean : {false, true}) {
+  enum class Kind { kPlain, kLean, kFp8 };
+  for (const Kind kind : {Kind::kPlain, Kind::kLean, Kind::kFp8}) {
+    const bool lean = kind == Kind::kLean;
     const TempFolder folder;
     RunConfig config = middle_run(folder);
     config.optimizer_store_param_remainders = lean;
@@ -44,12 +46,16 @@ TEST(CudaMemory, IsPlannedWithinThreePercentOfWhatTheDriverReports) {
       config.recompute_layers = 4;
       config.grad_acc_steps = 2;
     }
+    config.fp8_config.enabled = kind == Kind::kFp8;
+    config.fp8_config.fp8_recipe = Fp8Recipe::kFloat8BlockScaling;
     train(config);
     const nlohmann::json told = summary(config);
     const auto used = told["device_memory_used_bytes"].get<double>();
     const auto planned = told["device_memory_planned_bytes"].get<double>();
-    RecordProperty(lean ? "lean_used_bytes" : "used_bytes", std::to_string(used));
-    RecordProperty(lean ? "lean_planned_bytes" : "planned_bytes", std::to_string(planned));
+    constexpr std::array<const char*, 3> kNames{"", "lean_", "fp8_"};
+    const std::string name = kNames[static_cast<size_t>(kind)];
+    RecordProperty(name + "used_bytes", std::to_string(used));
+    RecordProperty(name + "planned_bytes", std::to_string(planned));
     fmt::print("{:.0f} bytes planned, {:.0f} used: {:+.2f} %\n", planned, used, 100 * (planned / used - 1));
     EXPECT_GT(planned, 3e9);
     EXPECT_NEAR(planned, used, 0.03 * used);

@@ -31,6 +31,7 @@ inline const std::vector<QuantizeCase> kQuantizeCases = {
     {130, 264, {}, 0},
     {256, 96, {}, 64},
     {198, 40, {}, 33},
+    {320, 208, {}, 160},
     {162, 72, {0, 0, 1, 32, 65, 162}, 0},
     {300, 136, {0, 128, 128, 256}, 0},  // the last rows belong to nobody
     {97, 33, {0, 0, 97, 97}, 0},
@@ -55,6 +56,14 @@ inline std::vector<QuantizeVariant> quantize_variants() {
     all.push_back({format, ScaleRule::kGiven, {0, 0}});
   }
   return all;
+}
+
+// Whether the case has scales by row, or transposed codes.
+inline bool has_row_scales(const QuantizeVariant& v) {
+  return v.block.rows == 1 && !is_mx(v.rule);
+}
+inline bool has_transposed(const QuantizeCase& c, const QuantizeVariant& v) {
+  return v.block == BlockShape{128, 128} && c.offsets.empty();
 }
 
 inline ref::QuantizeProblem problem_of(const QuantizeCase& c, const QuantizeVariant& v) {

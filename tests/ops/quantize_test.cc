@@ -53,11 +53,35 @@ TEST_P(QuantizeTest, IsThatOfTheReferenceInEveryByte) {
       args.amax_NB = TensorView(amax.view().data, DType::kF32, blocks);
       args.dequantized_RC = y.view();
       if (variant.rule == ScaleRule::kGiven) args.given_scales_N = given.view();
+      Tensor<float> row_scales(Shape{grid.block_columns(), row_scales_stride(c.rows)});
+      std::vector<uint8_t> transposed(source.size() + 1, 0xff);
+      const int64_t group_rows = c.group_rows > 0 ? c.group_rows : c.rows;
+      if (has_row_scales(variant)) args.row_scales_BR = row_scales.view();
+      if (has_transposed(c, variant)) {
+        args.transposed_CR =
+            TensorView(transposed.data(), DType::kU8, Shape{grid.groups * c.columns, group_rows});
+      }
       quantize(*ctx, args);
       EXPECT_TRUE(std::equal(want.codes.begin(), want.codes.end(), data.begin()));
       EXPECT_EQ(data.back(), 0xff);
       EXPECT_EQ(amax.values(), want.amax);
       const int64_t used = problem.offsets.back();
+      for (int64_t i = 0; has_transposed(c, variant) && i < c.rows * c.columns; ++i) {
+        const int64_t row = i / c.columns, group = row / group_rows;
+        const int64_t at = (group * c.columns + i % c.columns) * group_rows + row % group_rows;
+        ASSERT_EQ(transposed[static_cast<size_t>(at)], want.codes[static_cast<size_t>(i)]) << "element " << i;
+      }
+      EXPECT_EQ(transposed.back(), 0xff);
+      for (int64_t r = 0; has_row_scales(variant) && r < row_scales.shape()[1]; ++r) {
+        for (int64_t b = 0; b < grid.block_columns(); ++b) {
+          const auto band = static_cast<size_t>(grid.grouped() && r < used ? r + grid.group_of_row(r) : r);
+          const double expected =
+              r < used
+                  ? want.scales[band * static_cast<size_t>(grid.block_columns()) + static_cast<size_t>(b)]
+                  : -1.0;
+          ASSERT_EQ(value_or_poison(row_scales.at(b, r)), expected) << "row " << r << " block " << b;
+        }
+      }
       for (int64_t i = 0; i < used * c.columns; ++i) {
         ASSERT_TRUE(same(static_cast<double>(y.at(i / c.columns, i % c.columns)),
                          want.values[static_cast<size_t>(i)]))
@@ -107,6 +131,19 @@ TEST(QuantizeTest, RefusesWhatItHasNoKernelFor) {
   EXPECT_THROW(quantize(*ctx, {.x_RC = x.view(), .block = {2, 16}}), Error);
   EXPECT_THROW(quantize(*ctx, {.x_RC = x.view(), .group_rows = 4}), Error);
   EXPECT_THROW(quantize(*ctx, {.x_RC = x.view(), .scales_NB = scales.view()}), Error);  // F32, not U8
+  Tensor<float> row_scales(Shape{1, 8});
+  EXPECT_THROW(quantize(*ctx, {.x_RC = x.view(), .row_scales_BR = row_scales.view()}), Error);  // an MX rule
+  EXPECT_THROW(quantize(*ctx, {.x_RC = x.view(),
+                               .rule = ScaleRule::kFloat,
+                               .block = {128, 1},
+                               .row_scales_BR = row_scales.view()}),
+               Error);
+  std::vector<uint8_t> codes(6 * 32);
+  EXPECT_THROW(quantize(*ctx, {.x_RC = x.view(),
+                               .rule = ScaleRule::kFloat,
+                               .block = {1, 128},
+                               .transposed_CR = TensorView(codes.data(), DType::kU8, Shape{32, 6})}),
+               Error);
   EXPECT_THROW(quantize(*ctx, {.x_RC = x.view(), .rule = ScaleRule::kGiven, .block = {0, 0}}), Error);
 }
 

@@ -52,7 +52,7 @@ class BandQuantizer {
     if (grid_.block.columns == 0) {
       std::fill(std::begin(strip.amax), std::end(strip.amax), 0.0f);
       for (int64_t c = 0; c < grid_.columns; c += kStrip) add_amax(band, c, strip);
-      set_scale(index, 0, strip, 0, kStrip);
+      set_scale(index, band, 0, strip, 0, kStrip);
     }
     for (int64_t c = 0; c < grid_.columns; c += kStrip) {
       if (grid_.block.columns > 0) {
@@ -60,7 +60,7 @@ class BandQuantizer {
         add_amax(band, c, strip);
         const int64_t width = std::min(kStrip, grid_.columns - c);
         for (int64_t i = 0; i < width; i += grid_.block.columns) {
-          set_scale(index, (c + i) / grid_.block.columns, strip, i, i + grid_.block.columns);
+          set_scale(index, band, (c + i) / grid_.block.columns, strip, i, i + grid_.block.columns);
         }
       }
       write(band, c, strip);
@@ -75,15 +75,19 @@ class BandQuantizer {
     for (int64_t r = band.row_begin; r < band.row_end; ++r) raise_amax(row(r) + column, strip.amax, width);
   }
 
-  void set_scale(int64_t band, int64_t block, Strip& strip, int64_t begin, int64_t end) const {
+  void set_scale(int64_t index, const BlockGrid::Band& band, int64_t block, Strip& strip, int64_t begin,
+                 int64_t end) const {
     const float amax = *std::max_element(strip.amax + begin, strip.amax + end);
     const BlockScale scale = args_.rule == ScaleRule::kGiven
-                                 ? given_block_scale(args_.given_scales_N.f32()[band])
+                                 ? given_block_scale(args_.given_scales_N.f32()[index])
                                  : block_scale(amax, args_.format, args_.rule);
     std::fill(strip.multiply + begin, strip.multiply + end, scale.multiply);
     std::fill(strip.inverse + begin, strip.inverse + end, scale.inverse);
-    const int64_t at = band * grid_.block_columns() + block;
+    const int64_t at = index * grid_.block_columns() + block;
     if (args_.amax_NB) args_.amax_NB.f32()[at] = std::max(args_.amax_NB.f32()[at], amax);
+    if (args_.row_scales_BR) {
+      args_.row_scales_BR.f32()[block * args_.row_scales_BR.row_stride + band.row_begin] = scale.inverse;
+    }
     if (!args_.scales_NB) return;
     if (is_mx(args_.rule)) {
       static_cast<uint8_t*>(args_.scales_NB.data)[at] = scale.e8m0;
@@ -102,12 +106,22 @@ class BandQuantizer {
         e4m3 ? encode_row<Fp8Format::kE4M3>(x, strip.multiply, data, width)
              : encode_row<Fp8Format::kE5M2>(x, strip.multiply, data, width);
       }
+      if (args_.transposed_CR) write_transposed(band.group, r, column, width, strip.multiply);
       if (args_.dequantized_RC) {
         float* y = args_.dequantized_RC.f32() + r * args_.dequantized_RC.row_stride + column;
         e4m3 ? round_row<Fp8Format::kE4M3>(x, strip, y, width)
              : round_row<Fp8Format::kE5M2>(x, strip, y, width);
       }
     }
+  }
+
+  void write_transposed(int64_t group, int64_t row_index, int64_t column, int64_t width,
+                        const float* multiply) const {
+    const int64_t rows = args_.transposed_CR.shape[1];
+    uint8_t* to = static_cast<uint8_t*>(args_.transposed_CR.data) + (group * grid_.columns + column) * rows +
+                  row_index - grid_.group_begin(group);
+    const float* x = row(row_index) + column;
+    for (int64_t i = 0; i < width; ++i) to[i * rows] = fp8::encode(x[i] * multiply[i], args_.format);
   }
 
   const QuantizeArgs& args_;

@@ -12,6 +12,7 @@ namespace biomoe::cuda {
 namespace {
 
 static_assert(kExpertRowAlignment == sm90::kSegmentRows && kSquaresColumns == sm90::kTileColumns);
+static_assert(kScaleBlock == sm90::kScaleBlock);
 
 // What sm90's kernels ask of every product: the GPU, bf16, rows padded for tiles, and no gaps between rows.
 void check_supported(const char* op, const Context& ctx, const TensorView& x, const TensorView& rows) {
@@ -47,6 +48,20 @@ sm90::ExpertRows expert_rows(const TensorView& offsets, const TensorView& rows, 
           .capacity = capacity};
 }
 
+// `transposed`: the scales are those of weights that lie the other way.
+sm90::Fp8Operands fp8_operands(const BlockScaledCodes& codes, bool transposed) {
+  if (!codes) return {};
+  const int64_t columns = codes.weight_scales_NB.shape[1];
+  return {.rows = static_cast<const uint8_t*>(codes.rows_RK.data),
+          .row_scales = codes.row_scales_BR.f32(),
+          .row_scales_stride = codes.row_scales_BR.shape[1],
+          .weights = static_cast<const uint8_t*>(codes.weights_ENK.data),
+          .weight_scales = codes.weight_scales_NB.f32(),
+          .expert_stride = codes.weight_scales_NB.num_elements() / codes.weights_ENK.shape[0],
+          .n_stride = transposed ? 1 : columns,
+          .k_stride = transposed ? columns : 1};
+}
+
 template <typename Problem>
 void run(const char* op, const Context& ctx, const Problem& problem) {
   sm90::GroupedGemmPlan plan;
@@ -75,7 +90,8 @@ void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
                            .x = bf16(kOp, args.x_RI),
                            .w = bf16(kOp, args.w_EOI),
                            .y = bf16(kOp, args.y_RO),
-                           .workspace = ctx.state->split_workspace});
+                           .workspace = ctx.state->split_workspace,
+                           .fp8 = fp8_operands(args.codes, false)});
 }
 
 void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
@@ -90,7 +106,8 @@ void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
                          .dy = bf16(kOp, args.y_RO),
                          .w = bf16(kOp, args.w_EOI),
                          .dx = bf16(kOp, args.x_RI),
-                         .workspace = ctx.state->split_workspace});
+                         .workspace = ctx.state->split_workspace,
+                         .fp8 = fp8_operands(args.codes, true)});
 }
 
 void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
@@ -138,7 +155,8 @@ void grouped_gate_up(Context& ctx, const GroupedGateUpArgs& args) {
                           .w = bf16(kOp, args.w_E2FD),
                           .prob = args.probs_R.f32(),
                           .gate_up = bf16(kOp, args.gate_up_R2F),
-                          .act = bf16(kOp, args.act_RF)});
+                          .act = bf16(kOp, args.act_RF),
+                          .fp8 = fp8_operands(args.codes, false)});
 }
 
 void grouped_down_backward(Context& ctx, const GroupedDownBackwardArgs& args) {
@@ -154,7 +172,8 @@ void grouped_down_backward(Context& ctx, const GroupedDownBackwardArgs& args) {
                                  .gate_up = bf16(kOp, args.gate_up_R2F),
                                  .prob = args.probs_R.f32(),
                                  .dgate_up = bf16(kOp, args.dgate_up_R2F),
-                                 .dprob = args.dprobs_R.f32()};
+                                 .dprob = args.dprobs_R.f32(),
+                                 .fp8 = fp8_operands(args.codes, true)};
   // dact is not stored; its memory takes the partial sums of dprobs.
   problem.dprob_partials = static_cast<float*>(args.dact_RF.data);
   const auto partials = static_cast<size_t>(sm90::dprob_partials_count(problem)) * sizeof(float);

@@ -117,6 +117,44 @@ INSTANTIATE_TEST_SUITE_P(Recipes, OperandQuantizerTest,
                                          RecipeCase{Fp8Recipe::kFloat8CurrentScaling, true, false},
                                          RecipeCase{Fp8Recipe::kDelayedScaling, true, true}));
 
+TEST(NativeProducts, SayWhatStandsInTheirWay) {
+  Fp8Config config;
+  config.enabled = true;
+  config.fp8_recipe = Fp8Recipe::kFloat8BlockScaling;
+  const auto why = [&](Device device, int64_t out, int64_t in) {
+    return native_obstacle(config, device, out, in);
+  };
+  EXPECT_EQ(why(Device::kCuda, 256, 384), "");
+  EXPECT_NE(why(Device::kCpu, 256, 384).find("CPU"), std::string::npos);
+  EXPECT_NE(why(Device::kCuda, 192, 384).find("384 and 192"), std::string::npos);
+  EXPECT_NE(why(Device::kCuda, 256, 64).find("64 and 256"), std::string::npos);
+  config.fp8_recipe_kwargs.emulate = true;
+  EXPECT_NE(why(Device::kCuda, 256, 384).find("emulate"), std::string::npos);
+  config.fp8_recipe_kwargs.emulate = false;
+  config.fp8_format = Fp8FormatChoice::kHybrid;
+  EXPECT_NE(why(Device::kCuda, 256, 384).find("E4M3"), std::string::npos);
+  config.fp8_format = Fp8FormatChoice::kAuto;
+  config.fp8_recipe = Fp8Recipe::kMxfp8BlockScaling;
+  EXPECT_NE(why(Device::kCuda, 256, 384).find("Float8BlockScaling"), std::string::npos);
+}
+
+TEST(NativeProducts, AreToldByTheLayer) {
+  Fp8Config config;
+  config.enabled = true;
+  config.fp8_recipe = Fp8Recipe::kFloat8BlockScaling;
+  Tensor<float> w(Shape{2, 256, 128});
+  std::vector<uint8_t> codes(1);
+  GroupedLinear layer{.w_EOI = w.view()};
+  EXPECT_EQ(layer.precision(Device::kCuda), dtype_name(DType::kF32));
+  layer.quantizer.config = &config;
+  EXPECT_EQ(layer.precision(Device::kCpu), "Float8BlockScaling emulated: the CPU multiplies no codes");
+  EXPECT_EQ(layer.precision(Device::kCuda), "Float8BlockScaling emulated: no memory for codes");
+  layer.quantizer.codes.weights_EOI = TensorView(codes.data(), DType::kU8, Shape{2, 256, 128});
+  EXPECT_EQ(layer.precision(Device::kCuda), "Float8BlockScaling native");
+  layer.product = GroupedProduct::kLoop;
+  EXPECT_EQ(layer.precision(Device::kCuda), "Float8BlockScaling emulated: one GEMM an expert");
+}
+
 // Formats and blocks as docs/numerics.md lists them.
 TEST(RecipeTest, SpecsAreThoseOfTheTable) {
   const auto spec = [](Fp8Recipe recipe, Fp8FormatChoice format, Operand operand, bool sums_over_rows) {

@@ -38,6 +38,25 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t destination, const C
       : "memory");
 }
 
+// Loads consecutive bytes, a multiple of 16 at addresses that are, and counts them on `barrier`.
+__device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          destination),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// Loads one word, and arrives at `barrier` once it and every earlier load_word of this thread is there.
+__device__ __forceinline__ void load_word(uint32_t destination, const void* source, uint32_t barrier) {
+  asm volatile(
+      "cp.async.ca.shared.global [%0], [%1], 4;\n\t"
+      "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%2];" ::"r"(destination),
+      "l"(source), "r"(barrier)
+      : "memory");
+}
+
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t source, BoxCoordinates at) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                "r"(source), "r"(at.c0), "r"(at.c1), "r"(at.c2)

@@ -1,16 +1,17 @@
-// Warpgroup matrix multiply-accumulate (wgmma) of sm_90a on BF16 operands in shared memory, FP32 accumulators
-// in registers. The four warps of a warpgroup call these together.
+// Warpgroup matrix multiply-accumulate (wgmma) of sm_90a on BF16 or E4M3 operands in shared memory, FP32
+// accumulators in registers. The four warps of a warpgroup call these together.
 //
 // Operands lie in shared memory as the copy engine writes them with the 128-byte swizzle: rows of 128 bytes,
-// groups of eight rows of 1024 bytes, 1024-byte aligned. K-major: a row is one m (or n) and 64 values of k.
-// MN-major: a row is one k and 64 values of m (or n).
+// groups of eight rows of 1024 bytes, 1024-byte aligned. K-major: a row is one m (or n) and 64 values of k,
+// or 128 codes; codes have no other. MN-major: a row is one k and 64 values of m (or n).
 #pragma once
 
 #include <cstdint>
 
 namespace biomoe::cuda {
 
-constexpr int kWgmmaK = 16;
+constexpr int kWgmmaK = 16;       // of BF16
+constexpr int kWgmmaCodesK = 32;  // of E4M3
 
 // Matrix descriptor (PTX ISA, "asynchronous warpgroup level matrix shared memory layout"): address, leading
 // and stride byte offsets in units of 16 bytes, and 1 in the top two bits for the 128-byte swizzle. The
@@ -73,6 +74,22 @@ __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], uint64_t a, ui
         BIOMOE_ACCUMULATORS(d, 48), BIOMOE_ACCUMULATORS(d, 64), BIOMOE_ACCUMULATORS(d, 80),
         BIOMOE_ACCUMULATORS(d, 96), BIOMOE_ACCUMULATORS(d, 112)
       : "l"(a), "l"(b), "n"(kAdd ? 1 : 0), "n"(kAMnMajor ? 1 : 0), "n"(kBMnMajor ? 1 : 0));
+}
+
+// d[64, 128] = a[64, 32] b[128, 32]^T of E4M3 codes, or with kAdd added to d; d lies as above. The hardware
+// sums with fewer bits than FP32 has.
+template <bool kAdd>
+__device__ __forceinline__ void wgmma_e4m3_m64n128k32(float (&d)[64], uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, %66, 1, 1;"
+      : BIOMOE_ACCUMULATORS(d, 0), BIOMOE_ACCUMULATORS(d, 16), BIOMOE_ACCUMULATORS(d, 32),
+        BIOMOE_ACCUMULATORS(d, 48)
+      : "l"(a), "l"(b), "n"(kAdd ? 1 : 0));
 }
 
 #undef BIOMOE_ACCUMULATORS

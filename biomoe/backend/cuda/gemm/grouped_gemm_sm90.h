@@ -1,6 +1,6 @@
-// Grouped GEMM for Hopper (sm_90a): BF16 operands, FP32 accumulation, one launch over all experts, with the
-// routing read on the device. A plan holds what a launch passes to the kernel (tensor maps, sizes, pointers);
-// it is built once for a set of buffers, and launching it is capturable in a CUDA graph.
+// Grouped GEMM for Hopper (sm_90a): BF16 or E4M3 operands, FP32 accumulation, one launch over all experts,
+// with the routing read on the device. A plan holds what a launch passes to the kernel (tensor maps, sizes,
+// pointers); it is built once for a set of buffers, and launching it is capturable in a CUDA graph.
 //
 // All matrices are row-major and 16-byte aligned, and widths are multiples of 8 (of 32 for the halves of
 // gate_up). Rows are in expert order: expert e owns rows [offsets[e], offsets[e+1]), each offset a multiple
@@ -31,6 +31,28 @@ struct ExpertRows {
   int64_t capacity = 0;  // rows of every row buffer
 };
 
+enum class OperandType { kBf16, kFp8 };
+
+constexpr int kScaleBlock = 128;  // rows and columns of weights, and columns of rows, that share a scale
+
+// Operands as E4M3 codes with FP32 scales, in the place of both BF16 operands of a product of [capacity, K]
+// rows by [E, N, K] weights: an operand's values are code x scale. N and K are multiples of kScaleBlock.
+// Codes are summed over kScaleBlock of k at a time in the tensor core's precision, and these sums in FP32.
+struct Fp8Operands {
+  const uint8_t* rows = nullptr;  // [capacity, K]
+  // [K / kScaleBlock, row_scales_stride]: of columns [kScaleBlock b, kScaleBlock b + kScaleBlock) of row r at
+  // [b, r]. The stride is a multiple of 4 and at least capacity.
+  const float* row_scales = nullptr;
+  int64_t row_scales_stride = 0;
+  const uint8_t* weights = nullptr;  // [E, N, K]
+  // Of block (n, k) of expert e at e expert_stride + n n_stride + k k_stride.
+  const float* weight_scales = nullptr;
+  int64_t expert_stride = 0, n_stride = 0, k_stride = 0;
+
+  explicit operator bool() const { return rows != nullptr; }
+  OperandType type() const { return rows != nullptr ? OperandType::kFp8 : OperandType::kBf16; }
+};
+
 // y[r] = x[r] w[e]^T. workspace: for Tiling::split, see split_workspace_bytes().
 struct ForwardProblem {
   ExpertRows rows;
@@ -39,6 +61,7 @@ struct ForwardProblem {
   const __nv_bfloat16* w = nullptr;  // [E, out, in]
   __nv_bfloat16* y = nullptr;        // [capacity, out]
   void* workspace = nullptr;
+  Fp8Operands fp8{};  // N = out, K = in
 };
 
 // gate_up[r] = x[r] w[e]^T; act[r] = silu(gate) up prob[r], computed from the rounded gate_up.
@@ -50,6 +73,7 @@ struct GateUpProblem {
   const float* prob = nullptr;       // [capacity]
   __nv_bfloat16* gate_up = nullptr;  // [capacity, 2 features]
   __nv_bfloat16* act = nullptr;      // [capacity, features]
+  Fp8Operands fp8{};                 // N = 2 features, K = in
 };
 
 // dx[r] = dy[r] w[e]. workspace as above.
@@ -60,6 +84,7 @@ struct DgradProblem {
   const __nv_bfloat16* w = nullptr;   // [E, out, in]
   __nv_bfloat16* dx = nullptr;        // [capacity, in]
   void* workspace = nullptr;
+  Fp8Operands fp8{};  // N = in, K = out: the weights are transposed
 };
 
 // dact[r] = dy[r] w[e], rounded to BF16 and not stored; from it, gate_up and prob the gradients of gate_up
@@ -75,6 +100,7 @@ struct DownDgradProblem {
   __nv_bfloat16* dgate_up = nullptr;       // [capacity, 2 features]; may be gate_up
   float* dprob_partials = nullptr;
   float* dprob = nullptr;  // [capacity]
+  Fp8Operands fp8{};       // N = features, K = out: the weights are transposed
 };
 
 enum class GradientType { kBf16, kFp32 };
@@ -96,6 +122,7 @@ struct WgradProblem {
 
 // Columns of an output tile; its rows are kSegmentRows.
 constexpr int kTileColumns = 256;
+constexpr int kFp8TileColumns = 128;
 
 // A cluster of two blocks shares the operand that their tiles have in common. With `split`, which needs a
 // workspace, the tiles of a last wave that would leave half of the multiprocessors idle or more are cut along
@@ -129,6 +156,9 @@ struct KernelParams {
   const int64_t* offsets;
   const int32_t* rows_valid;
   const float* prob;
+  const float* row_scales;  // Fp8Operands, as the next
+  const float* weight_scales;
+  int64_t row_scales_stride, expert_stride, n_stride, k_stride;
   float* partials;  // dprob_partials or square_sums
   void* workspace;  // of split tiles, or null
   int64_t capacity;

@@ -9,49 +9,67 @@ namespace biomoe::cuda::sm90 {
 
 enum class Product { kForward, kGateUp, kDgrad, kDownDgrad, kWgrad, kWgradFp32 };
 
-// A tile is 128 x 256: each of the two consumer warpgroups holds 64 of its rows.
-constexpr int kTileM = 128;
-constexpr int kTileN = kTileColumns;
-constexpr int kTileK = 64;           // 128 bytes of BF16: one swizzled row
-constexpr int kBoxRows = 64;         // operands move in boxes of 64 x 64 elements
-constexpr int kBoxBytes = 64 * 128;  // (outputs too; 64 x 32 in FP32)
+// A tile has 128 rows: each of the two consumer warpgroups holds 64 of them.
+constexpr int kTileM = kSegmentRows;
+constexpr int kBoxRows = 64;         // operands move in boxes of 64 rows of 128 bytes, one swizzled row each:
+constexpr int kBoxBytes = 64 * 128;  // 64 columns of BF16 or 128 codes (outputs too; 32 columns of FP32)
 constexpr int kWarpgroup = 128;
 constexpr int kThreads = 3 * kWarpgroup;  // one producer, two consumers
 constexpr int kConsumerWarps = 8;
-constexpr int kAccumulators = kBoxRows * kTileN / kWarpgroup;  // a thread
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kMaxSharedBytes = 227 * 1024;
 
 constexpr int kABoxes = kTileM / kBoxRows;
-constexpr int kBBoxes = kTileN / kBoxRows;
-constexpr int kStageBytes = (kABoxes + kBBoxes) * kBoxBytes;
 constexpr int kTileSlots = 2;  // tiles that the producer may be ahead
 constexpr int kTileBytes = 32;
 constexpr int kMaxSplits = 8;       // parts of a tile
 constexpr int kMinSplitBlocks = 8;  // blocks of k that a part has
 
-template <Product kProductOf, int kClusterOf>
+template <Product kProductOf, OperandType kTypeOf, int kClusterOf>
 struct Config {
   static constexpr Product kProduct = kProductOf;
+  static constexpr bool kFp8 = kTypeOf == OperandType::kFp8;
   static constexpr int kCluster = kClusterOf;
+  static constexpr int kTileN = kFp8 ? kFp8TileColumns : kTileColumns;
+  static constexpr int kTileK = kFp8 ? kScaleBlock : 64;        // 128 bytes
+  static constexpr int kSums = kBoxRows * kTileN / kWarpgroup;  // accumulators a thread
   static constexpr bool kSumOverRows = kProduct == Product::kWgrad || kProduct == Product::kWgradFp32;
   static constexpr bool kAMnMajor = kSumOverRows;
-  static constexpr bool kBMnMajor = kProduct != Product::kForward && kProduct != Product::kGateUp;
+  static constexpr bool kBMnMajor = !kFp8 && kProduct != Product::kForward && kProduct != Product::kGateUp;
+  static_assert(!kFp8 || !kSumOverRows, "8-bit operands are K-major");
 
   static constexpr bool kSplit = kProduct == Product::kForward || kProduct == Product::kDgrad;
 
   // The epilogue of a tile runs in steps between the products of the next one. Of FP32 results only half fit
-  // into registers beside the next tile's accumulators: the other half goes to shared memory at once.
+  // into registers beside the next tile's accumulators: the other half goes to shared memory at once. Of
+  // codes none do, beside sums and two products in flight: the rounded results are held in shared memory,
+  // from where what needs no more work is stored without a step.
   static constexpr bool kFp32 = kProduct == Product::kWgradFp32;
-  static constexpr int kSteps = kProduct == Product::kGateUp ? 8 : kProduct == Product::kDownDgrad ? 17 : 4;
+  static constexpr bool kHeld = kFp8;
+  static constexpr int kSteps = kProduct == Product::kGateUp      ? kTileN / (kHeld ? 64 : 32)
+                                : kProduct == Product::kDownDgrad ? 2 * (kTileN / 32) + 1
+                                : kHeld                           ? 0
+                                                                  : kTileN / 64;
 
-  static constexpr int kStages = kFp32 ? 3 : 4;
-  static constexpr int kSlots = kFp32 ? 4 : 2;  // boxes of epilogue staging a consumer warpgroup has
+  static constexpr int kBBoxes = kTileN / kBoxRows;
+  static constexpr int kStageBytes = (kABoxes + kBBoxes) * kBoxBytes;
+  static constexpr int kStages = kFp8 && kProduct != Product::kDownDgrad ? 5 : kFp32 ? 3 : 4;
+  // Of a stage of codes: the scales of the tile's rows, and that of the block of weights.
+  static constexpr int kRowScaleBytes = kTileM * 4;
+  static constexpr int kScaleBytes = kFp8 ? kRowScaleBytes + 16 : 0;
+  // Boxes of epilogue staging a consumer warpgroup has, and after them those of held results.
+  static constexpr int kSlots = kFp32                                       ? 4
+                                : !kHeld || kProduct == Product::kDownDgrad ? 2
+                                : kProduct == Product::kGateUp              ? 1
+                                                                            : 0;
+  static constexpr int kHeldBoxes = kHeld ? kTileN / 64 : 0;
+  static constexpr int kStagingBytes = (kSlots + kHeldBoxes) * kBoxBytes;
   static constexpr int kBarriers = 2 * kStages + 2 * kSlots + 2 * kTileSlots;
 
   static constexpr int kStagingOffset = kStages * kStageBytes;
-  static constexpr int kBarrierOffset = kStagingOffset + 2 * kSlots * kBoxBytes;
+  static constexpr int kScalesOffset = kStagingOffset + 2 * kStagingBytes;
+  static constexpr int kBarrierOffset = kScalesOffset + kStages * kScaleBytes;
   static constexpr int kTilesOffset = kBarrierOffset + kBarriers * 8;
   static constexpr int kArrivedOffset = kTilesOffset + kTileSlots * kTileBytes;  // a word a warpgroup
   static constexpr int kUnitsOffset = kArrivedOffset + 2 * 4;

@@ -4,7 +4,7 @@
 //
 // The accumulators are packed to BF16 as soon as they are complete; the rest is cut into steps, each a box or
 // half of one, that run between the products of the next tile. A step's slots and phases are compile-time
-// constants: every tile takes an even number of turns of each slot.
+// constants: every tile takes the same number of turns of each slot, and an even one where boxes are loaded.
 #pragma once
 
 #include "biomoe/backend/cuda/device/mbarrier.cuh"
@@ -28,6 +28,7 @@ class Staging {
 
   __device__ bool leader() const { return threadIdx.x % kWarpgroup == 0; }
   __device__ uint32_t slot(int turn) const { return slots_ + turn % kSlots * kBoxBytes; }
+  __device__ uint32_t held(int box) const { return slots_ + (kSlots + box) * kBoxBytes; }
 
   // Waits until the last store from this turn's slot has read it; returns its address.
   __device__ uint32_t acquire(int turn) const {
@@ -36,7 +37,7 @@ class Staging {
     return slot(turn);
   }
 
-  // The same for every slot.
+  // The same for every slot and held box.
   __device__ void acquire_all() const {
     if (leader()) bulk_wait_read<0>();
     sync();
@@ -97,10 +98,12 @@ struct PackedColumns {
 };
 
 // A warpgroup's half of a tile whose sums are complete. A half that is not live is zero, and its accumulators
-// are not defined.
+// are not defined. Held results are in shared memory, not in columns.
+template <class Config>
 struct Finished {
-  PackedColumns columns[kTileN / 8];  // of FP32 results: the accumulators of the right half, in their order
-  int row;                            // first row in the output
+  PackedColumns columns[Config::kHeld ? 1 : Config::kTileN / 8];  // of FP32 results: the accumulators of the
+                                                                  // right half, in their order
+  int row;                                                        // first row in the output
   int n;
   int n_tile;
   int expert;
@@ -110,7 +113,7 @@ struct Finished {
 
 template <class Config>
 __device__ __forceinline__ void place_result(const KernelParams& params, const Tile& tile, int warpgroup,
-                                             Finished& finished) {
+                                             Finished<Config>& finished) {
   finished.row = tile.m + warpgroup * kBoxRows;
   finished.n = tile.n;
   finished.n_tile = tile.n_tile;
@@ -123,22 +126,67 @@ __device__ __forceinline__ void place_result(const KernelParams& params, const T
   finished.sum_upper = finished.sum_lower = 0.0f;
 }
 
-__device__ __forceinline__ void pack_result(bool live, const float (&acc)[kAccumulators],
-                                            Finished& finished) {
+template <class Config>
+__device__ __forceinline__ void pack_result(bool live, const float (&acc)[Config::kSums],
+                                            Finished<Config>& finished) {
 #pragma unroll
-  for (int c = 0; c < kTileN / 8; ++c) {
+  for (int c = 0; c < Config::kTileN / 8; ++c) {
     const float* d = acc + 4 * c;
     finished.columns[c] = {live ? pack_bf16(d[0], d[1]) : 0u, live ? pack_bf16(d[2], d[3]) : 0u};
   }
 }
 
+// Columns [8 kFirst, 8 kFirst + 8 kCount) of a box of 64.
+template <int kFirst, int kCount>
+__device__ __forceinline__ void write_columns(const PackedColumns* columns, uint32_t box,
+                                              const FragmentPlace& place) {
+#pragma unroll
+  for (int c = 0; c < kCount; c += 2) {
+    store_block(block_address(box, place.warp_row, kFirst + c, place.lane),
+                {{columns[c].upper, columns[c].lower, columns[c + 1].upper, columns[c + 1].lower}});
+  }
+}
+
+// Rounds a tile's results into their boxes and stores these, unless they are the gradients of an activation,
+// which nothing but the steps reads: each warp its own rows.
+template <class Config>
+__device__ __forceinline__ void hold_result(const KernelParams& params, bool live,
+                                            const float (&acc)[Config::kSums],
+                                            const Finished<Config>& finished,
+                                            const Staging<Config::kSlots>& staging) {
+  constexpr bool kStored = Config::kProduct != Product::kDownDgrad;
+  if constexpr (kStored) staging.acquire_all();
+#pragma unroll
+  for (int box = 0; box < Config::kHeldBoxes; ++box) {
+    PackedColumns columns[8];
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      const float* d = acc + 4 * (8 * box + c);
+      columns[c] = {live ? pack_bf16(d[0], d[1]) : 0u, live ? pack_bf16(d[2], d[3]) : 0u};
+    }
+    write_columns<0, 8>(columns, staging.held(box), fragment_place());
+  }
+  if constexpr (!kStored) {
+    __syncwarp();
+    return;
+  }
+  fence_async_shared();
+  staging.sync();
+  if (!staging.leader()) return;
+#pragma unroll
+  for (int box = 0; box < Config::kHeldBoxes; ++box) {
+    tma_store(&params.out, staging.held(box), {finished.n + box * 64, finished.row, 0});
+  }
+  bulk_commit();
+}
+
 // A tile cut along k: leaves this part in the workspace; the warpgroup that comes last, whichever part it
-// has, adds all parts up in their order. Returns whether this one was it. `arrived` is a word of shared
-// memory.
+// has, adds all parts up in their order and gives the sums to put(vector, sums of accumulators 4 vector to 4
+// vector + 3). Returns whether this one was it. `arrived` is a word of shared memory.
+template <class Config, class Put>
 __device__ __forceinline__ bool sum_parts(const KernelParams& params, const Tile& tile, int warpgroup,
-                                          uint32_t arrived, const float (&acc)[kAccumulators],
-                                          Finished& finished) {
-  constexpr int kVectors = kAccumulators / 4;
+                                          uint32_t arrived, const float (&acc)[Config::kSums], Put put) {
+  constexpr int kVectors = Config::kSums / 4;
   constexpr int kBatch = 8;  // vectors in flight
   const int half = tile.split_tile * 2 + warpgroup;
   int* ticket = static_cast<int*>(params.workspace) + half;
@@ -172,22 +220,9 @@ __device__ __forceinline__ bool sum_parts(const KernelParams& params, const Tile
       }
     }
 #pragma unroll
-    for (int v = 0; v < kBatch; ++v) {
-      finished.columns[first + v] = {pack_bf16(sum[v].x, sum[v].y), pack_bf16(sum[v].z, sum[v].w)};
-    }
+    for (int v = 0; v < kBatch; ++v) put(first + v, sum[v]);
   }
   return true;
-}
-
-// Columns [8 kFirst, 8 kFirst + 8 kCount) of a box of 64.
-template <int kFirst, int kCount>
-__device__ __forceinline__ void write_columns(const PackedColumns* columns, uint32_t box,
-                                              const FragmentPlace& place) {
-#pragma unroll
-  for (int c = 0; c < kCount; c += 2) {
-    store_block(block_address(box, place.warp_row, kFirst + c, place.lane),
-                {{columns[c].upper, columns[c].lower, columns[c + 1].upper, columns[c + 1].lower}});
-  }
 }
 
 __device__ __forceinline__ float add_squares(uint32_t pair, float sum) {
@@ -196,7 +231,7 @@ __device__ __forceinline__ float add_squares(uint32_t pair, float sum) {
 
 // A box of y, dx or dw; with params.partials also the sum of squares of the warp's 16 rows.
 template <class Config, int kStep>
-__device__ __forceinline__ void store_bf16_step(const KernelParams& params, Finished& finished,
+__device__ __forceinline__ void store_bf16_step(const KernelParams& params, Finished<Config>& finished,
                                                 const Staging<Config::kSlots>& staging) {
   const PackedColumns* columns = finished.columns + 8 * kStep;
   const bool add = Config::kSumOverRows && params.accumulate;
@@ -227,10 +262,33 @@ __device__ __forceinline__ uint32_t scaled_swiglu_pair(uint32_t gate, uint32_t u
                    scaled_swiglu(high_bf16(gate), high_bf16(up), prob));
 }
 
+// A box of act from the held boxes of gate_up, in a step for each of these.
+template <class Config, int kStep>
+__device__ __forceinline__ void store_act_step(const KernelParams& params, const Finished<Config>& finished,
+                                               const Staging<Config::kSlots>& staging) {
+  const FragmentPlace place = fragment_place();
+#pragma unroll
+  for (int c = 0; c < 4; c += 2) {
+    const MatrixBlock gate = load_block(block_address(staging.held(kStep), place.warp_row, c, place.lane));
+    const MatrixBlock up = load_block(block_address(staging.held(kStep), place.warp_row, c + 4, place.lane));
+    MatrixBlock act;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      act.r[i] =
+          scaled_swiglu_pair(gate.r[i], up.r[i], i % 2 == 0 ? finished.prob_upper : finished.prob_lower);
+    }
+    store_block(block_address(staging.slot(0), place.warp_row, 4 * kStep + c, place.lane), act);
+  }
+  if constexpr (kStep + 1 == Config::kSteps) {
+    staging.publish(0, &params.aux, {finished.n / 2, finished.row, 0});
+  }
+}
+
 // Each 128 columns of gate_up are two boxes of it, then one of act, computed from the rounded values in two
 // steps.
 template <class Config, int kStep>
-__device__ __forceinline__ void store_gate_up_step(const KernelParams& params, const Finished& finished,
+__device__ __forceinline__ void store_gate_up_step(const KernelParams& params,
+                                                   const Finished<Config>& finished,
                                                    const Staging<Config::kSlots>& staging) {
   constexpr int kGroup = kStep / 4;
   constexpr int kPart = kStep % 4;
@@ -268,28 +326,44 @@ __device__ __forceinline__ float swiglu_gradient_pair(uint32_t dact, float prob,
   return low.dprob + high.dprob;
 }
 
+// dact of features [16 kHalf, 16 kHalf + 16) of box kBox of gate_up.
+template <class Config, int kBox, int kHalf>
+__device__ __forceinline__ MatrixBlock dact_block(const Finished<Config>& finished,
+                                                  const Staging<Config::kSlots>& staging) {
+  if constexpr (Config::kHeld) {
+    const FragmentPlace place = fragment_place();
+    return load_block(
+        block_address(staging.held(kBox / 2), place.warp_row, kBox % 2 * 4 + 2 * kHalf, place.lane));
+  } else {
+    const PackedColumns* columns = finished.columns + kBox * 4 + 2 * kHalf;
+    return {{columns[0].upper, columns[0].lower, columns[1].upper, columns[1].lower}};
+  }
+}
+
 // Features [16 kHalf, 16 kHalf + 16) of a box of gate_up, 32 features, turned in place into dgate_up.
-template <int kBox, int kHalf>
-__device__ __forceinline__ void turn_into_gradient(Finished& finished, uint32_t box) {
+template <class Config>
+__device__ __forceinline__ void turn_into_gradient(Finished<Config>& finished, uint32_t box, int half,
+                                                   const MatrixBlock& dact) {
   const FragmentPlace place = fragment_place();
-  const uint32_t gate_address = block_address(box, place.warp_row, 2 * kHalf, place.lane);
-  const uint32_t up_address = block_address(box, place.warp_row, 2 * kHalf + 4, place.lane);
+  const uint32_t gate_address = block_address(box, place.warp_row, 2 * half, place.lane);
+  const uint32_t up_address = block_address(box, place.warp_row, 2 * half + 4, place.lane);
   MatrixBlock gate = load_block(gate_address);
   MatrixBlock up = load_block(up_address);
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
-    const PackedColumns dact = finished.columns[kBox * 4 + 2 * kHalf + side];
     finished.sum_upper +=
-        swiglu_gradient_pair(dact.upper, finished.prob_upper, gate.r[2 * side], up.r[2 * side]);
-    finished.sum_lower +=
-        swiglu_gradient_pair(dact.lower, finished.prob_lower, gate.r[2 * side + 1], up.r[2 * side + 1]);
+        swiglu_gradient_pair(dact.r[2 * side], finished.prob_upper, gate.r[2 * side], up.r[2 * side]);
+    finished.sum_lower += swiglu_gradient_pair(dact.r[2 * side + 1], finished.prob_lower,
+                                               gate.r[2 * side + 1], up.r[2 * side + 1]);
   }
   store_block(gate_address, gate);
   store_block(up_address, up);
 }
 
 // Row sums of dact silu(gate) up over the tile's columns.
-__device__ __forceinline__ void store_dprob_partials(const KernelParams& params, const Finished& finished) {
+template <class Config>
+__device__ __forceinline__ void store_dprob_partials(const KernelParams& params,
+                                                     const Finished<Config>& finished) {
   const FragmentPlace place = fragment_place();
   float upper = finished.sum_upper;
   float lower = finished.sum_lower;
@@ -308,7 +382,7 @@ __device__ __forceinline__ void store_dprob_partials(const KernelParams& params,
 // Step 0 starts to load box 0 of gate_up; steps 2 b + 1 and 2 b + 2 turn the halves of box b, 64 columns for
 // 32 of dact, and the first of them starts to load the box after it.
 template <class Config, int kStep>
-__device__ __forceinline__ void store_dgate_up_step(const KernelParams& params, Finished& finished,
+__device__ __forceinline__ void store_dgate_up_step(const KernelParams& params, Finished<Config>& finished,
                                                     const Staging<Config::kSlots>& staging) {
   constexpr int kBoxes = (Config::kSteps - 1) / 2;
   constexpr int kLoad = (kStep + 1) / 2;
@@ -319,7 +393,8 @@ __device__ __forceinline__ void store_dgate_up_step(const KernelParams& params, 
     constexpr int kBox = (kStep - 1) / 2;
     constexpr int kHalf = (kStep - 1) % 2;
     if constexpr (kHalf == 0) staging.wait_load(kBox);
-    turn_into_gradient<kBox, kHalf>(finished, staging.slot(kBox));
+    turn_into_gradient<Config>(finished, staging.slot(kBox), kHalf,
+                               dact_block<Config, kBox, kHalf>(finished, staging));
     if constexpr (kHalf == 1) {
       staging.publish(kBox, &params.out, {2 * finished.n + kBox * 64, finished.row, 0});
       if constexpr (kBox == kBoxes - 1) store_dprob_partials(params, finished);
@@ -345,10 +420,11 @@ __device__ __forceinline__ void write_fp32_box(uint32_t box, Value value) {
 }
 
 // FP32: the left half of the warpgroup's tile, a box in every slot; keeps the accumulators of the right half.
-template <int kSlots>
+template <class Config>
 __device__ __forceinline__ void store_fp32_half(const KernelParams& params, bool live,
-                                                const float (&acc)[kAccumulators], Finished& finished,
-                                                const Staging<kSlots>& staging) {
+                                                const float (&acc)[Config::kSums], Finished<Config>& finished,
+                                                const Staging<Config::kSlots>& staging) {
+  constexpr int kSlots = Config::kSlots;
   const auto bits = [&](int i) { return live ? __float_as_uint(acc[i]) : 0u; };
   staging.acquire_all();
 #pragma unroll
@@ -359,8 +435,8 @@ __device__ __forceinline__ void store_fp32_half(const KernelParams& params, bool
     });
   }
 #pragma unroll
-  for (int c = 0; c < kTileN / 8; ++c) {
-    const int i = kAccumulators / 2 + 2 * c;
+  for (int c = 0; c < Config::kTileN / 8; ++c) {
+    const int i = Config::kSums / 2 + 2 * c;
     finished.columns[c] = {bits(i), bits(i + 1)};
   }
   fence_async_shared();
@@ -375,10 +451,10 @@ __device__ __forceinline__ void store_fp32_half(const KernelParams& params, bool
 
 // A box of the right half.
 template <class Config, int kStep>
-__device__ __forceinline__ void store_fp32_step(const KernelParams& params, const Finished& finished,
+__device__ __forceinline__ void store_fp32_step(const KernelParams& params, const Finished<Config>& finished,
                                                 const Staging<Config::kSlots>& staging) {
   constexpr int kTurn = Config::kSlots + kStep;
-  static_assert(Config::kSlots + Config::kSteps == kTileN / 32);
+  static_assert(Config::kSlots + Config::kSteps == Config::kTileN / 32);
   write_fp32_box(staging.acquire(kTurn), [&](int c, int half) {
     const PackedColumns& pair = finished.columns[2 * (kStep * 4 + c) + half];
     return make_uint2(pair.upper, pair.lower);
@@ -389,15 +465,17 @@ __device__ __forceinline__ void store_fp32_step(const KernelParams& params, cons
 
 // One step of the epilogue.
 template <class Config, int kStep>
-__device__ __forceinline__ void finish_step(const KernelParams& params, Finished& finished,
+__device__ __forceinline__ void finish_step(const KernelParams& params, Finished<Config>& finished,
                                             const Staging<Config::kSlots>& staging) {
   // Hides from the compiler that these do not change in the loop over k: it would compute everything that
   // follows from them ahead of that loop, and spill it.
 #pragma unroll
-  for (int c = 0; c < kTileN / 8; ++c) {
+  for (int c = 0; !Config::kHeld && c < Config::kTileN / 8; ++c) {
     asm volatile("" : "+r"(finished.columns[c].upper), "+r"(finished.columns[c].lower));
   }
-  if constexpr (Config::kProduct == Product::kGateUp) {
+  if constexpr (Config::kProduct == Product::kGateUp && Config::kHeld) {
+    store_act_step<Config, kStep>(params, finished, staging);
+  } else if constexpr (Config::kProduct == Product::kGateUp) {
     store_gate_up_step<Config, kStep>(params, finished, staging);
   } else if constexpr (Config::kProduct == Product::kDownDgrad) {
     store_dgate_up_step<Config, kStep>(params, finished, staging);
@@ -409,7 +487,7 @@ __device__ __forceinline__ void finish_step(const KernelParams& params, Finished
 }
 
 template <class Config, int kStep = 0>
-__device__ __forceinline__ void finish_step(int step, const KernelParams& params, Finished& finished,
+__device__ __forceinline__ void finish_step(int step, const KernelParams& params, Finished<Config>& finished,
                                             const Staging<Config::kSlots>& staging) {
   if constexpr (kStep < Config::kSteps) {
     if (step == kStep) {
@@ -421,7 +499,7 @@ __device__ __forceinline__ void finish_step(int step, const KernelParams& params
 }
 
 template <class Config, int kStep = 0>
-__device__ __forceinline__ void finish_all(const KernelParams& params, Finished& finished,
+__device__ __forceinline__ void finish_all(const KernelParams& params, Finished<Config>& finished,
                                            const Staging<Config::kSlots>& staging) {
   if constexpr (kStep < Config::kSteps) {
     finish_step<Config, kStep>(params, finished, staging);

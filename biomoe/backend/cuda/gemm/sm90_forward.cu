@@ -2,8 +2,8 @@
 
 namespace biomoe::cuda::sm90 {
 
-KernelChoice forward_kernel(const Tiling& tiling) {
-  return select_kernel<Product::kForward>(tiling);
+KernelChoice forward_kernel(const Tiling& tiling, OperandType type) {
+  return select_kernel<Product::kForward>(tiling, type);
 }
 
 }  // namespace biomoe::cuda::sm90

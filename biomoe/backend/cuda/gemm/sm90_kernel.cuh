@@ -25,11 +25,15 @@ template <class Config>
 struct SharedLayout {
   uint32_t base;
 
-  __device__ uint32_t stage(int stage) const { return base + stage * kStageBytes; }
+  __device__ uint32_t stage(int stage) const { return base + stage * Config::kStageBytes; }
+  // Of a stage's rows of A, one each; and after them that of its block of B.
+  __device__ uint32_t scales(int stage) const {
+    return base + Config::kScalesOffset + stage * Config::kScaleBytes;
+  }
   __device__ uint32_t full(int stage) const { return base + Config::kBarrierOffset + stage * 8; }
   __device__ uint32_t empty(int stage) const { return full(Config::kStages + stage); }
   __device__ uint32_t staging(int warpgroup) const {
-    return base + Config::kStagingOffset + warpgroup * Config::kSlots * kBoxBytes;
+    return base + Config::kStagingOffset + warpgroup * Config::kStagingBytes;
   }
   __device__ uint32_t loaded(int warpgroup) const {
     return full(2 * Config::kStages + warpgroup * Config::kSlots);
@@ -42,16 +46,16 @@ struct SharedLayout {
 
 template <class Config>
 __device__ __forceinline__ BoxCoordinates a_box(const Tile& tile, int k_block, int box) {
-  if constexpr (Config::kAMnMajor) return {tile.m + box * kBoxRows, tile.a_row + k_block * kTileK, 0};
-  return {k_block * kTileK, tile.a_row + box * kBoxRows, 0};
+  if constexpr (Config::kAMnMajor) return {tile.m + box * kBoxRows, tile.a_row + k_block * Config::kTileK, 0};
+  return {k_block * Config::kTileK, tile.a_row + box * kBoxRows, 0};
 }
 
 template <class Config>
 __device__ __forceinline__ BoxCoordinates b_box(const Tile& tile, int k_block, int box) {
   const int n = tile.n + box * kBoxRows;
-  if constexpr (Config::kSumOverRows) return {n, tile.a_row + k_block * kTileK, 0};
-  if constexpr (Config::kBMnMajor) return {n, k_block * kTileK, tile.expert};
-  return {k_block * kTileK, n, tile.expert};
+  if constexpr (Config::kSumOverRows) return {n, tile.a_row + k_block * Config::kTileK, 0};
+  if constexpr (Config::kBMnMajor) return {n, k_block * Config::kTileK, tile.expert};
+  return {k_block * Config::kTileK, n, tile.expert};
 }
 
 // Loads one block of k of a tile. In a cluster each block fetches half of the shared operand for both.
@@ -71,7 +75,7 @@ __device__ __forceinline__ void load_stage(const KernelParams& params, const Til
     }
   }
   if (share_b) {
-    constexpr int kHalf = kBBoxes / 2;
+    constexpr int kHalf = Config::kBBoxes / 2;
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
       const int box = rank * kHalf + i;
@@ -80,10 +84,23 @@ __device__ __forceinline__ void load_stage(const KernelParams& params, const Til
     }
   } else {
 #pragma unroll
-    for (int box = 0; box < kBBoxes; ++box) {
+    for (int box = 0; box < Config::kBBoxes; ++box) {
       tma_load(b_stage + box * kBoxBytes, &params.b, full, b_box<Config>(tile, k_block, box));
     }
   }
+}
+
+// The scales of one block of k. A tile beyond the last column is multiplied with zeros, by any scale.
+template <class Config>
+__device__ __forceinline__ void load_scales(const KernelParams& params, const Tile& tile, int k_block,
+                                            uint32_t scales, uint32_t full) {
+  const int64_t n = min(tile.n_tile, params.n_tiles - 1);
+  bulk_load(scales, params.row_scales + k_block * params.row_scales_stride + tile.a_row,
+            Config::kRowScaleBytes, full);
+  load_word(scales + Config::kRowScaleBytes,
+            params.weight_scales + tile.expert * params.expert_stride + n * params.n_stride +
+                k_block * params.k_stride,
+            full);
 }
 
 // The producer: one thread.
@@ -100,9 +117,12 @@ __device__ __forceinline__ void produce(const KernelParams& params, const Shared
     if (tile.k_blocks < 0) break;
     for (int k_block = 0; k_block < tile.k_blocks; ++k_block) {
       mbarrier_wait(shared.empty(ring.stage), ring.phase ^ 1);
-      mbarrier_arrive_expect(shared.full(ring.stage), kStageBytes);
-      load_stage<Config>(params, tile, tile.k_begin + k_block, rank, shared.stage(ring.stage),
-                         shared.full(ring.stage));
+      const uint32_t full = shared.full(ring.stage);
+      mbarrier_arrive_expect(full, Config::kStageBytes + (Config::kFp8 ? Config::kRowScaleBytes : 0));
+      load_stage<Config>(params, tile, tile.k_begin + k_block, rank, shared.stage(ring.stage), full);
+      if constexpr (Config::kFp8) {
+        load_scales<Config>(params, tile, tile.k_begin + k_block, shared.scales(ring.stage), full);
+      }
       ring.advance();
     }
   }
@@ -132,7 +152,7 @@ __device__ __forceinline__ void pass_stage(const SharedLayout<Config>& shared, R
 
 // Starts the products of one stage, and waits for those of the stage before.
 template <class Config, bool kAdd>
-__device__ __forceinline__ void multiply_stage(uint32_t stage, int warpgroup, float (&acc)[kAccumulators]) {
+__device__ __forceinline__ void multiply_stage(uint32_t stage, int warpgroup, float (&acc)[Config::kSums]) {
   constexpr bool kA = Config::kAMnMajor;
   constexpr bool kB = Config::kBMnMajor;
   const uint64_t a = wgmma_descriptor(stage + warpgroup * kBoxBytes, 0);  // a block of A is one box
@@ -140,18 +160,18 @@ __device__ __forceinline__ void multiply_stage(uint32_t stage, int warpgroup, fl
   wgmma_fence();
   wgmma_m64n256k16<kA, kB, kAdd>(acc, a, b);
 #pragma unroll
-  for (int step = 1; step < kTileK / kWgmmaK; ++step) {
+  for (int step = 1; step < Config::kTileK / kWgmmaK; ++step) {
     wgmma_m64n256k16<kA, kB, true>(acc, a + step * kWgmmaStepK<kA>, b + step * kWgmmaStepK<kB>);
   }
   wgmma_commit();
   wgmma_wait<1>();
 }
 
-// Products of one tile into the accumulators. between(k_block) is called with the products of that block in
-// flight, except for the first; issued() with those of the last.
+// Products of one tile into the accumulators; every stage is released. between(turn) is called with the
+// products of block `turn` in flight, from 1 on; issued() with those of the last.
 template <class Config, class Between, class Issued>
 __device__ __forceinline__ void multiply(const SharedLayout<Config>& shared, int k_blocks, int warpgroup,
-                                         RingState<Config>& ring, float (&acc)[kAccumulators],
+                                         RingState<Config>& ring, float (&acc)[Config::kSums],
                                          Between between, Issued issued) {
   pass_stage<Config>(shared, ring, true,
                      [&](uint32_t stage) { multiply_stage<Config, false>(stage, warpgroup, acc); });
@@ -163,6 +183,95 @@ __device__ __forceinline__ void multiply(const SharedLayout<Config>& shared, int
   issued();
   wgmma_wait<0>();
   pin_registers(acc);
+  release_stage<Config>(shared, ring.last());
+}
+
+// Starts the products of one stage of codes.
+template <class Config>
+__device__ __forceinline__ void multiply_codes(uint32_t stage, int warpgroup,
+                                               float (&partial)[Config::kSums]) {
+  const uint64_t a = wgmma_descriptor(stage + warpgroup * kBoxBytes, 0);
+  const uint64_t b = wgmma_descriptor(stage + kABoxes * kBoxBytes, 0);
+  constexpr uint64_t kStep = kWgmmaCodesK >> 4;
+  wgmma_fence();
+  wgmma_e4m3_m64n128k32<false>(partial, a, b);
+#pragma unroll
+  for (int step = 1; step < Config::kTileK / kWgmmaCodesK; ++step) {
+    wgmma_e4m3_m64n128k32<true>(partial, a + step * kStep, b + step * kStep);
+  }
+  wgmma_commit();
+}
+
+// A block of k of a tile of codes: its product in registers, and the scales of the thread's rows, times that
+// of the block of weights.
+template <class Config>
+struct ScaledProduct {
+  float partial[Config::kSums];
+  float upper, lower;
+
+  // Waits until the stage is filled, and starts the product.
+  __device__ __forceinline__ void start(const SharedLayout<Config>& shared, const RingState<Config>& ring,
+                                        int warpgroup) {
+    const uint32_t row = static_cast<uint32_t>(warpgroup * kBoxRows + fragment_place().row);
+    mbarrier_wait(shared.full(ring.stage), ring.phase);
+    const uint32_t scales = shared.scales(ring.stage);
+    const float of_block = load_shared(scales + Config::kRowScaleBytes);
+    upper = load_shared(scales + row * 4) * of_block;
+    lower = load_shared(scales + (row + 8) * 4) * of_block;
+    multiply_codes<Config>(shared.stage(ring.stage), warpgroup, partial);
+  }
+  // Once the product is complete.
+  __device__ __forceinline__ void add_to(float (&sums)[Config::kSums]) {
+    pin_registers(partial);
+#pragma unroll
+    for (int i = 0; i < Config::kSums; ++i) sums[i] = fmaf(partial[i], i & 2 ? lower : upper, sums[i]);
+  }
+};
+
+// The same as multiply() for codes: each block of k is a product of its own, scaled and added in FP32 while
+// that of the next block runs. between(turn) is called for turns 1 to between_turns().
+template <class Config, class Between, class Issued>
+__device__ __forceinline__ void multiply_scaled(const SharedLayout<Config>& shared, int k_blocks,
+                                                int warpgroup, RingState<Config>& ring,
+                                                float (&sums)[Config::kSums], Between between,
+                                                Issued issued) {
+  ScaledProduct<Config> even, odd;
+#pragma unroll
+  for (int i = 0; i < Config::kSums; ++i) sums[i] = 0.0f;
+  // Starts the next block, and adds the one before.
+  const auto follow = [&](ScaledProduct<Config>& next, ScaledProduct<Config>& before) {
+    next.start(shared, ring, warpgroup);
+    wgmma_wait<1>();
+    release_stage<Config>(shared, ring.last());
+    ring.advance();
+    before.add_to(sums);
+  };
+  even.start(shared, ring, warpgroup);
+  ring.advance();
+  int k_block = 1;
+  for (; k_block + 1 < k_blocks; k_block += 2) {
+    follow(odd, even);
+    follow(even, odd);
+    between((k_block + 1) / 2);
+  }
+  if (k_block < k_blocks) {
+    follow(odd, even);
+    issued();
+    wgmma_wait<0>();
+    release_stage<Config>(shared, ring.last());
+    odd.add_to(sums);
+  } else {
+    issued();
+    wgmma_wait<0>();
+    release_stage<Config>(shared, ring.last());
+    even.add_to(sums);
+  }
+}
+
+// How often multiply() or multiply_scaled() calls between().
+template <class Config>
+__device__ __forceinline__ int between_turns(int k_blocks) {
+  return Config::kFp8 ? (k_blocks - 1) / 2 : k_blocks - 1;
 }
 
 // When the steps of a pending epilogue run: evenly over the blocks of k of the next tile, and the two
@@ -170,15 +279,15 @@ __device__ __forceinline__ void multiply(const SharedLayout<Config>& shared, int
 template <class Config>
 struct StepSchedule {
   int step = Config::kSteps;  // next one; kSteps: none is pending
-  int at = 0;                 // block of k that it follows
+  int at = 0;                 // turn between products that is its own
   int period = 0;
 
-  __device__ bool due(int k_block) const { return step < Config::kSteps && k_block == at; }
+  __device__ bool due(int turn) const { return step < Config::kSteps && turn == at; }
 
-  // k_blocks > kSteps: every step finds a block.
-  __device__ void start(int k_blocks, int warpgroup) {
+  // turns >= kSteps: every step finds one.
+  __device__ void start(int turns, int warpgroup) {
     step = 0;
-    period = (k_blocks - 1) / Config::kSteps;
+    period = turns / max(1, Config::kSteps);
     at = 1 + warpgroup * (period / 2);
   }
   __device__ int next() {
@@ -194,8 +303,8 @@ __device__ __forceinline__ void consume(const KernelParams& params, const Shared
                                         int warpgroup) {
   const Staging<Config::kSlots> staging(shared.staging(warpgroup), shared.loaded(warpgroup), warpgroup);
   RingState<Config> ring;
-  float acc[kAccumulators];
-  Finished finished;
+  float acc[Config::kSums];
+  Finished<Config> finished;
   StepSchedule<Config> schedule;
   TileQueue tiles = shared.tiles();
   Tile tile = tiles.pop();
@@ -203,33 +312,47 @@ __device__ __forceinline__ void consume(const KernelParams& params, const Shared
   while (tile.k_blocks >= 0) {
     Tile upcoming;
     const auto look_ahead = [&] { upcoming = tiles.pop(); };
-    if (live) {
-      multiply<Config>(
-          shared, tile.k_blocks, warpgroup, ring, acc,
-          [&](int k_block) {
-            if (schedule.due(k_block)) finish_step<Config>(schedule.next(), params, finished, staging);
-          },
-          look_ahead);
-    } else {  // padding only: the stages still pass
+    const auto between = [&](int turn) {
+      if (schedule.due(turn)) finish_step<Config>(schedule.next(), params, finished, staging);
+    };
+    if (!live) {  // padding only: the stages still pass
+      // Without products nothing keeps the lanes of a warp together: those that release stages must not leave
+      // the others behind by a whole turn of the ring, whose phase they would then wait for in vain.
       for (int k_block = 0; k_block < tile.k_blocks; ++k_block) {
-        pass_stage<Config>(shared, ring, k_block == 0, [](uint32_t) {});
+        pass_stage<Config>(shared, ring, k_block == 0, [](uint32_t) { __syncwarp(); });
       }
       look_ahead();
+      if (tile.k_blocks > 0) release_stage<Config>(shared, ring.last());
+    } else if constexpr (Config::kFp8) {
+      multiply_scaled<Config>(shared, tile.k_blocks, warpgroup, ring, acc, between, look_ahead);
+    } else {
+      multiply<Config>(shared, tile.k_blocks, warpgroup, ring, acc, between, look_ahead);
     }
-    if (tile.k_blocks > 0) release_stage<Config>(shared, ring.last());
     place_result<Config>(params, tile, warpgroup, finished);
     bool whole = true;
     if (Config::kSplit && live && tile.parts > 1) {
-      whole = sum_parts(params, tile, warpgroup, shared.arrived(warpgroup), acc, finished);
+      whole = sum_parts<Config>(
+          params, tile, warpgroup, shared.arrived(warpgroup), acc, [&](int vector, const float4& sums) {
+            if constexpr (Config::kHeld) {
+              acc[4 * vector] = sums.x;
+              acc[4 * vector + 1] = sums.y;
+              acc[4 * vector + 2] = sums.z;
+              acc[4 * vector + 3] = sums.w;
+            } else {
+              finished.columns[vector] = {pack_bf16(sums.x, sums.y), pack_bf16(sums.z, sums.w)};
+            }
+          });
     } else if constexpr (Config::kFp32) {
       store_fp32_half(params, live, acc, finished, staging);
-    } else {
+    } else if constexpr (!Config::kHeld) {
       pack_result(live, acc, finished);
     }
+    if (Config::kHeld && whole) hold_result<Config>(params, live, acc, finished, staging);
     live = upcoming.k_blocks > 0 && upcoming.live_rows > warpgroup * kBoxRows;
     if (whole) {
-      if (live && upcoming.k_blocks > Config::kSteps) {
-        schedule.start(upcoming.k_blocks, warpgroup);
+      const int turns = between_turns<Config>(upcoming.k_blocks);
+      if (live && turns >= Config::kSteps) {
+        schedule.start(turns, warpgroup);
       } else {
         finish_all<Config>(params, finished, staging);
       }
@@ -250,7 +373,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      mbarrier_init(shared.full(stage), 1);
+      mbarrier_init(shared.full(stage), Config::kFp8 ? 2 : 1);  // the producer, and its load_word
       mbarrier_init(shared.empty(stage), kConsumerWarps * Config::kCluster);
     }
     for (int slot = 0; slot < 2 * Config::kSlots; ++slot) mbarrier_init(shared.loaded(0) + slot * 8, 1);

@@ -10,10 +10,10 @@ struct KernelChoice {
   int shared_bytes = 0;
 };
 
-KernelChoice forward_kernel(const Tiling& tiling);
-KernelChoice gate_up_kernel(const Tiling& tiling);
-KernelChoice dgrad_kernel(const Tiling& tiling);
-KernelChoice down_dgrad_kernel(const Tiling& tiling);
+KernelChoice forward_kernel(const Tiling& tiling, OperandType type);
+KernelChoice gate_up_kernel(const Tiling& tiling, OperandType type);
+KernelChoice dgrad_kernel(const Tiling& tiling);  // of BF16: with codes it is the forward kernel
+KernelChoice down_dgrad_kernel(const Tiling& tiling, OperandType type);
 KernelChoice wgrad_kernel(const Tiling& tiling, GradientType type);
 
 // dprob[r] = sum over n_tiles of partials[r, :], for r < offsets[experts].

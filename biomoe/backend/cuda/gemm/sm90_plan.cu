@@ -32,6 +32,14 @@ struct MatrixExtent {
   int64_t outer, rows, columns;
 };
 
+enum class Element { kCode = 1, kBf16 = 2, kFp32 = 4 };  // bytes
+
+CUtensorMapDataType map_type(Element element) {
+  return element == Element::kCode   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+         : element == Element::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                     : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+}
+
 cudaError_t count_multiprocessors(int* count) {
   int device = 0;
   const cudaError_t status = cudaGetDevice(&device);
@@ -57,10 +65,8 @@ struct PlanBuilder {
     if (!condition && status == cudaSuccess) status = cudaErrorInvalidValue;
   }
 
-  void map(CUtensorMap* map, const void* data, const MatrixExtent& extent,
-           GradientType type = GradientType::kBf16) {
-    const bool fp32 = type == GradientType::kFp32;
-    const int64_t element = fp32 ? 4 : 2;
+  void map(CUtensorMap* map, const void* data, const MatrixExtent& extent, Element type = Element::kBf16) {
+    const auto element = static_cast<int64_t>(type);
     require(data != nullptr && is_aligned(data) && extent.columns * element % 16 == 0);
     require(extent.outer > 0 && extent.rows > 0 && extent.columns > 0 && extent.rows < kMaxExtent &&
             extent.columns < kMaxExtent);
@@ -73,10 +79,9 @@ struct PlanBuilder {
                                    static_cast<cuuint64_t>(extent.rows * extent.columns * element)};
     const cuuint32_t box[3] = {static_cast<cuuint32_t>(128 / element), kBoxSide, 1};
     const cuuint32_t steps[3] = {1, 1, 1};
-    const CUresult result = encode(
-        map, fp32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
-        const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult result = encode(map, map_type(type), 3, const_cast<void*>(data), sizes, strides, box,
+                                   steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) status = cudaErrorInvalidValue;
   }
 
@@ -88,6 +93,29 @@ struct PlanBuilder {
     params().rows_valid = rows.rows_valid;
     params().experts = rows.experts;
     params().capacity = rows.capacity;
+  }
+
+  // Both operands of a product whose sums run over columns of rows.
+  void operands(const ExpertRows& rows, const void* x, const MatrixExtent& weights, const void* w,
+                const Fp8Operands& fp8) {
+    const int64_t n = params().n_extent, k = params().k_extent;
+    if (!fp8) {
+      map(&params().a, x, {1, rows.capacity, k});
+      map(&params().b, w, weights);
+      return;
+    }
+    require(n % kScaleBlock == 0 && k % kScaleBlock == 0);
+    require(fp8.row_scales != nullptr && is_aligned(fp8.row_scales) && fp8.weight_scales != nullptr);
+    require(fp8.row_scales_stride % 4 == 0 && fp8.row_scales_stride >= rows.capacity);
+    map(&params().a, fp8.rows, {1, rows.capacity, k}, Element::kCode);
+    map(&params().b, fp8.weights, {rows.experts, n, k}, Element::kCode);
+    params().row_scales = fp8.row_scales;
+    params().row_scales_stride = fp8.row_scales_stride;
+    params().weight_scales = fp8.weight_scales;
+    params().expert_stride = fp8.expert_stride;
+    params().n_stride = fp8.n_stride;
+    params().k_stride = fp8.k_stride;
+    params().n_tiles = static_cast<int>(n / kFp8TileColumns);
   }
 
   void sizes(int64_t m, int64_t n, int64_t k) {
@@ -166,7 +194,8 @@ cudaError_t split_workspace_bytes(int64_t* bytes) {
 }
 
 int64_t dprob_partials_count(const DownDgradProblem& problem) {
-  return problem.rows.capacity * ((problem.features + kTileColumns - 1) / kTileColumns);
+  const int64_t columns = problem.fp8 ? kFp8TileColumns : kTileColumns;
+  return problem.rows.capacity * ((problem.features + columns - 1) / columns);
 }
 
 int64_t wgrad_square_sums_count(const WgradProblem& problem) {
@@ -179,11 +208,11 @@ cudaError_t make_plan(const ForwardProblem& problem, const Tiling& tiling, Group
   builder.rows(problem.rows);
   builder.sizes(0, problem.out, problem.in);
   KernelParams& params = builder.params();
-  builder.map(&params.a, problem.x, {1, problem.rows.capacity, problem.in});
-  builder.map(&params.b, problem.w, {problem.rows.experts, problem.out, problem.in});
+  builder.operands(problem.rows, problem.x, {problem.rows.experts, problem.out, problem.in}, problem.w,
+                   problem.fp8);
   builder.map(&params.out, problem.y, {1, problem.rows.capacity, problem.out});
   builder.split_into(problem.workspace);
-  builder.kernel(forward_kernel(tiling));
+  builder.kernel(forward_kernel(tiling, problem.fp8.type()));
   return builder.status;
 }
 
@@ -193,12 +222,12 @@ cudaError_t make_plan(const GateUpProblem& problem, const Tiling& tiling, Groupe
   builder.sizes(0, 2 * problem.features, problem.in);
   builder.require(problem.features % 32 == 0 && problem.prob != nullptr);
   KernelParams& params = builder.params();
-  builder.map(&params.a, problem.x, {1, problem.rows.capacity, problem.in});
-  builder.map(&params.b, problem.w, {problem.rows.experts, 2 * problem.features, problem.in});
+  builder.operands(problem.rows, problem.x, {problem.rows.experts, 2 * problem.features, problem.in},
+                   problem.w, problem.fp8);
   builder.map(&params.out, problem.gate_up, {1, problem.rows.capacity, 2 * problem.features});
   builder.map(&params.aux, problem.act, {1, problem.rows.capacity, problem.features});
   params.prob = problem.prob;
-  builder.kernel(gate_up_kernel(tiling));
+  builder.kernel(gate_up_kernel(tiling, problem.fp8.type()));
   return builder.status;
 }
 
@@ -207,11 +236,12 @@ cudaError_t make_plan(const DgradProblem& problem, const Tiling& tiling, Grouped
   builder.rows(problem.rows);
   builder.sizes(0, problem.in, problem.out);
   KernelParams& params = builder.params();
-  builder.map(&params.a, problem.dy, {1, problem.rows.capacity, problem.out});
-  builder.map(&params.b, problem.w, {problem.rows.experts, problem.out, problem.in});
+  builder.operands(problem.rows, problem.dy, {problem.rows.experts, problem.out, problem.in}, problem.w,
+                   problem.fp8);
   builder.map(&params.out, problem.dx, {1, problem.rows.capacity, problem.in});
   builder.split_into(problem.workspace);
-  builder.kernel(dgrad_kernel(tiling));
+  // Of transposed weights the product is that of forward.
+  builder.kernel(problem.fp8 ? forward_kernel(tiling, problem.fp8.type()) : dgrad_kernel(tiling));
   return builder.status;
 }
 
@@ -222,13 +252,13 @@ cudaError_t make_plan(const DownDgradProblem& problem, const Tiling& tiling, Gro
   builder.require(problem.features % 32 == 0 && problem.prob != nullptr &&
                   problem.dprob_partials != nullptr && problem.dprob != nullptr);
   KernelParams& params = builder.params();
-  builder.map(&params.a, problem.dy, {1, problem.rows.capacity, problem.out});
-  builder.map(&params.b, problem.w, {problem.rows.experts, problem.out, problem.features});
+  builder.operands(problem.rows, problem.dy, {problem.rows.experts, problem.out, problem.features}, problem.w,
+                   problem.fp8);
   builder.map(&params.aux, problem.gate_up, {1, problem.rows.capacity, 2 * problem.features});
   builder.map(&params.out, problem.dgate_up, {1, problem.rows.capacity, 2 * problem.features});
   params.prob = problem.prob;
   params.partials = problem.dprob_partials;
-  builder.kernel(down_dgrad_kernel(tiling));
+  builder.kernel(down_dgrad_kernel(tiling, problem.fp8.type()));
   builder.sum_dprob_into(problem.dprob);
   return builder.status;
 }
@@ -242,7 +272,8 @@ cudaError_t make_plan(const WgradProblem& problem, const Tiling& tiling, Grouped
   KernelParams& params = builder.params();
   builder.map(&params.a, problem.dy, {1, problem.rows.capacity, problem.out});
   builder.map(&params.b, problem.x, {1, problem.rows.capacity, problem.in});
-  builder.map(&params.out, problem.dw, {problem.rows.experts, problem.out, problem.in}, problem.type);
+  builder.map(&params.out, problem.dw, {problem.rows.experts, problem.out, problem.in},
+              problem.type == GradientType::kFp32 ? Element::kFp32 : Element::kBf16);
   params.partials = problem.square_sums;
   params.accumulate = problem.accumulate;
   builder.kernel(wgrad_kernel(tiling, problem.type));

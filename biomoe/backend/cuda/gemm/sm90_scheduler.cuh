@@ -122,7 +122,7 @@ class TileWalker {
     int part = 0;
     const int last_wave = units / stride() * stride();
     if (params_.workspace != nullptr && unit >= last_wave) {
-      const int most = min(kMaxSplits, params_.k_extent / (kMinSplitBlocks * kTileK));
+      const int most = min(kMaxSplits, params_.k_extent / (kMinSplitBlocks * Config::kTileK));
       parts = max(1, min(most, stride() / max(1, units - last_wave)));
       part = (unit - last_wave) % parts;
       unit = last_wave + (unit - last_wave) / parts;
@@ -139,19 +139,19 @@ class TileWalker {
     Tile tile;
     tile.expert = expert_;
     tile.n_tile = at.column;
-    tile.n = at.column * kTileN;
+    tile.n = at.column * Config::kTileN;
     tile.share_b = at.share_b;
     if constexpr (Config::kSumOverRows) {
       tile.a_row = static_cast<int>(segment);
       tile.m = at.row * kTileM;
       tile.live_rows = valid > 0 ? kTileM : 0;
-      tile.k_blocks = (valid + kTileK - 1) / kTileK;
+      tile.k_blocks = (valid + Config::kTileK - 1) / Config::kTileK;
     } else {
       tile.a_row = static_cast<int>(segment) + at.row * kTileM;
       tile.m = tile.a_row;
       tile.live_rows = valid - at.row * kTileM;
       const int first_row = at.share_b ? (at.row - rank_) * kTileM : at.row * kTileM;
-      tile.k_blocks = first_row < valid ? (params_.k_extent + kTileK - 1) / kTileK : 0;
+      tile.k_blocks = first_row < valid ? (params_.k_extent + Config::kTileK - 1) / Config::kTileK : 0;
     }
     tile.part = part;
     tile.parts = parts;

@@ -1,4 +1,4 @@
-// Instantiates the kernel for both cluster sizes.
+// Instantiates the kernel for both cluster sizes, and for both types of operands.
 #pragma once
 
 #include "biomoe/backend/cuda/gemm/sm90_kernel.cuh"
@@ -6,11 +6,17 @@
 
 namespace biomoe::cuda::sm90 {
 
-template <Product kProduct>
+template <Product kProduct, OperandType kType = OperandType::kBf16>
 KernelChoice select_kernel(const Tiling& tiling) {
-  const void* one = reinterpret_cast<const void*>(&grouped_gemm_kernel<Config<kProduct, 1>>);
-  const void* two = reinterpret_cast<const void*>(&grouped_gemm_kernel<Config<kProduct, 2>>);
-  return {tiling.cluster == 2 ? two : one, Config<kProduct, 1>::kSharedBytes};
+  const void* one = reinterpret_cast<const void*>(&grouped_gemm_kernel<Config<kProduct, kType, 1>>);
+  const void* two = reinterpret_cast<const void*>(&grouped_gemm_kernel<Config<kProduct, kType, 2>>);
+  return {tiling.cluster == 2 ? two : one, Config<kProduct, kType, 1>::kSharedBytes};
+}
+
+template <Product kProduct>
+KernelChoice select_kernel(const Tiling& tiling, OperandType type) {
+  return type == OperandType::kFp8 ? select_kernel<kProduct, OperandType::kFp8>(tiling)
+                                   : select_kernel<kProduct>(tiling);
 }
 
 }  // namespace biomoe::cuda::sm90

@@ -1,0 +1,139 @@
+// Training with native products of codes: beside the emulation of the same recipe, recorded, over
+// micro-batches, and with weights that change under their codes.
+#include <gmock/gmock.h>
+
+#include "biomoe/train/model_image.h"
+#include "biomoe/train/train_step.h"
+#include "tests/cuda/gpu_test.h"
+#include "tests/unit/model/model_test_util.h"
+
+namespace biomoe::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+ModelConfig native_config() {
+  ModelConfig config = small_config();
+  config.hidden_size = 128;
+  config.intermediate_size = 256;
+  config.head_dim = 32;
+  config.initializer_range = 0.1;
+  config.num_experts_per_tok = config.num_local_experts;  // no near ties of the router to turn
+  return config;
+}
+
+struct NativeRun {
+  explicit NativeRun(bool emulate, int64_t micro_batches = 1, bool record = false,
+                     ExpertFfnMode mode = ExpertFfnMode::kFusedGroupedMlp) {
+    ModelLimits limits = small_limits();
+    limits.device = Device::kCuda;
+    limits.expert_ffn_mode = mode;
+    limits.micro_batches = micro_batches;
+    limits.deterministic = true;
+    limits.fp8.enabled = true;
+    limits.fp8.fp8_recipe = Fp8Recipe::kFloat8BlockScaling;
+    limits.fp8.fp8_recipe_kwargs.emulate = emulate;
+    model = std::make_unique<Model>(native_config(), limits);
+    optimizer = std::make_unique<Optimizer>(model->parameters(), AdamwConfig{},
+                                            OptimizerOptions{.device = Device::kCuda});
+    ModelImage image(*model, optimizer.get());
+    image.initialize(3);
+    image.upload_sync();
+    runner = std::make_unique<StepRunner>(*model, *optimizer, record);
+  }
+  StepResult step(std::span<const Batch> batches) {
+    runner->submit(batches,
+                   {.step = ++steps, .lr = 3e-3, .max_grad_norm = 1.0, .poison_activations = steps == 1});
+    return runner->finish_sync();
+  }
+  // Of a forward pass outside of any step.
+  double loss(const Batch& batch) {
+    const DeviceBatch& on_device = model->upload(batch);
+    model->forward(on_device, false);
+    model->loss(on_device, false);
+    const TensorView nll = model->nll_sync();
+    double sum = 0;
+    for (int64_t t = 0; t < batch.num_tokens(); ++t) {
+      sum += static_cast<double>(nll.f32()[t] * batch.loss_weights[static_cast<size_t>(t)]);
+    }
+    return sum / batch.target_weight;
+  }
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<StepRunner> runner;
+  int64_t steps = 0;
+};
+
+class CudaNativeFp8 : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    if (device_info(Device::kCuda).compute_capability != 90) GTEST_SKIP() << "needs compute capability 9.0";
+  }
+  const std::vector<Batch> batches_{random_batch(native_config(), {130, 1, 64, 205}, 7),
+                                    random_batch(native_config(), {77, 300}, 8)};
+};
+
+TEST_F(CudaNativeFp8, FollowsTheEmulation) {
+  for (const auto mode : {ExpertFfnMode::kGroupedLinear, ExpertFfnMode::kFusedGroupedMlp}) {
+    NativeRun native(false, 1, false, mode), emulated(true, 1, false, mode);
+    EXPECT_THAT(native.model->fp8_state().describe(), HasSubstr("gate and up native; of down native"));
+    EXPECT_THAT(emulated.model->fp8_state().describe(), Not(HasSubstr("native;")));
+    double first = 0, last = 0;
+    bool same = true;
+    for (int step = 0; step < 12; ++step) {
+      // From the same weights each time: trajectories part.
+      copy_on_device(emulated.model->context(), emulated.model->weights_A().data,
+                     native.model->weights_A().data, native.model->weights_A().bytes());
+      device_wait_sync(emulated.model->context());
+      const StepResult got = native.step({batches_.data(), 1}), want = emulated.step({batches_.data(), 1});
+      EXPECT_NEAR(got.lm_loss, want.lm_loss, 1e-2) << "step " << step;
+      EXPECT_NEAR(got.grad_norm, want.grad_norm, 5e-2 * want.grad_norm) << "step " << step;
+      same = same && got.lm_loss == want.lm_loss;
+      if (step == 0) first = got.lm_loss;
+      last = got.lm_loss;
+    }
+    EXPECT_FALSE(same) << "the two ways sum differently";
+    EXPECT_LT(last, first - 0.1) << "too little was learnt for old codes to show";
+  }
+}
+
+TEST_F(CudaNativeFp8, RecordedStepsAreThePlainOnes) {
+  for (const int64_t micro_batches : {1, 2}) {
+    NativeRun plain(false, micro_batches), recorded(false, micro_batches, true);
+    for (int step = 0; step < 5; ++step) {
+      const std::span<const Batch> batches{batches_.data(), static_cast<size_t>(micro_batches)};
+      const StepResult want = plain.step(batches), got = recorded.step(batches);
+      EXPECT_EQ(got.lm_loss, want.lm_loss) << "step " << step;
+      EXPECT_EQ(got.grad_norm, want.grad_norm) << "step " << step;
+    }
+  }
+}
+
+TEST_F(CudaNativeFp8, MicroBatchesFollowTheEmulation) {
+  NativeRun native(false, 2), emulated(true, 2);
+  for (int step = 0; step < 4; ++step) {
+    const StepResult got = native.step(batches_), want = emulated.step(batches_);
+    EXPECT_NEAR(got.lm_loss, want.lm_loss, 1e-2) << "step " << step;
+    EXPECT_NEAR(got.grad_norm, want.grad_norm, 5e-2 * want.grad_norm) << "step " << step;
+  }
+}
+
+// After a step, recorded ones too, a forward pass sees the weights that the next step starts from.
+TEST_F(CudaNativeFp8, PassesBetweenStepsSeeTheNewWeights) {
+  for (const bool record : {false, true}) {
+    NativeRun run(false, 1, record);
+    double before = run.loss(batches_[0]);
+    for (int step = 0; step < 5; ++step) {
+      EXPECT_NEAR(run.step({batches_.data(), 1}).lm_loss, before, 1e-5 * before) << "step " << step;
+      const double after = run.loss(batches_[0]);
+      EXPECT_GT(std::abs(after - before), 1e-3) << "too little was learnt for old codes to show";
+      before = after;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace biomoe::test
