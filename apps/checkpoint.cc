@@ -65,7 +65,7 @@ void import_checkpoint(const Options& options) {
   }
   state.config_yaml = to_yaml(config);
   const CheckpointStore store(std::filesystem::path(options.destination) / "checkpoints");
-  if (!store.list().empty())
+  if (!store.empty())
     throw user_error("{}: holds checkpoints already; choose another folder", options.destination);
   const SaveReport saved = store.save(0, ModelImage(model, &optimizer).groups(), state.to_json());
   fmt::print("imported {} tensors from {} into {}\n", report.tensors, options.source, saved.path.string());

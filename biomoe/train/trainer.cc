@@ -104,6 +104,8 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
   if (ranks_->first()) lock_.take(config_.run_dir);
   store_ = std::make_unique<CheckpointStore>(
       folder, CheckpointOptions{.max_checkpoints = config_.checkpoint.max_checkpoints, .warn = note});
+  const bool saves = config_.checkpoint.save_final_model || config_.checkpoint.save_every_n_steps > 0;
+  if (ranks_->first() && saves) store_->require_writable();
   if (config_.init_from.empty()) {
     image_->initialize(static_cast<uint64_t>(config_.seed));
   } else {
