@@ -398,6 +398,9 @@ TEST(TrainingState, GoesThroughJson) {
     json without = written;
     without.erase(key);
     expect_error([&] { TrainingState::from_json(without, "state.json"); }, key);
+    json damaged = written;
+    damaged[key] = {1, "x"};  // a list: no member is one
+    expect_error([&] { TrainingState::from_json(damaged, "state.json"); }, key);
   }
 }
 
