@@ -14,7 +14,7 @@ namespace biomoe::apps {
 namespace {
 
 struct Options {
-  std::string source, destination, dtype = "float32", max_shard_size = "5GB";
+  std::string source, destination, dtype = "float32", max_shard_size = "5GB", tokenizer;
   bool overwrite = false, json = false;
 };
 
@@ -25,22 +25,41 @@ DType parse_dtype(const std::string& name) {
   throw user_error("--dtype {}: choose float32, bfloat16 or float16", name);
 }
 
+const ModelLimits kWeightsOnly{.max_tokens = 0, .max_seqlen = 1, .num_threads = 1, .training = false};
+
+HfTokenIds token_ids(const Vocabulary& vocabulary, bool add_bos) {
+  const SpecialTokens& special = vocabulary.special();
+  HfTokenIds ids{.bos = std::nullopt, .eos = {}, .pad = special.pad};
+  if (add_bos) ids.bos = special.bos;
+  if (special.eos) ids.eos.push_back(*special.eos);
+  return ids;
+}
+
 void export_checkpoint(const Options& options) {
-  const LoadedModel loaded = load_model(options.source);
+  const OpenedCheckpoint opened = open_checkpoint(options.source, options.tokenizer);
   HfExportOptions settings;
   settings.dtype = parse_dtype(options.dtype);
   settings.max_shard_bytes = parse_byte_size(options.max_shard_size);
   settings.overwrite = options.overwrite;
-  const auto& special = loaded.vocabulary.special();
-  settings.tokens.bos = special.bos;
-  if (special.eos) settings.tokens.eos.push_back(*special.eos);
-  settings.tokens.pad = special.pad;
-  settings.extra_files["tokenizer.json"] =
-      loaded.vocabulary.tokenizer_json(loaded.data.add_bos).dump(1) + "\n";
-  settings.extra_files["tokenizer_config.json"] = loaded.vocabulary.tokenizer_config_json().dump(1) + "\n";
+  settings.tokens = opened.tokens;
+  if (opened.data.tokenizer_name_or_path.empty()) {
+    fmt::print(
+        stderr,
+        "note: {}: nothing says what its tokens are; exported without tokenizer.json (--tokenizer names "
+        "one)\n",
+        opened.path);
+  } else {
+    const Vocabulary vocabulary = open_vocabulary(opened);
+    settings.dataset = scoring_json(opened.data);
+    if (settings.tokens == HfTokenIds{} || !options.tokenizer.empty())
+      settings.tokens = token_ids(vocabulary, opened.data.add_bos);
+    settings.extra_files["tokenizer.json"] = vocabulary.tokenizer_json(opened.data.add_bos).dump(1) + "\n";
+    settings.extra_files["tokenizer_config.json"] = vocabulary.tokenizer_config_json().dump(1) + "\n";
+  }
+  Model model(opened.model, kWeightsOnly);
+  load_weights(opened, model);
   const HfExportReport report =
-      export_hf(options.destination, loaded.model->config(), loaded.model->parameters(),
-                loaded.model->weights_A().f32(), settings);
+      export_hf(options.destination, model.config(), model.parameters(), model.weights_A().f32(), settings);
   fmt::print("wrote {}: {} files, {} tensors, {} bytes ({})\n", options.destination, report.files,
              report.tensors, report.bytes, options.dtype);
 }
@@ -49,7 +68,7 @@ void export_checkpoint(const Options& options) {
 void import_checkpoint(const Options& options) {
   const HfConfig source = read_hf_config(options.source);
   for (const auto& line : source.notes) fmt::print(stderr, "note: {}\n", line);
-  Model model(source.model, {.max_tokens = 0, .max_seqlen = 1, .num_threads = 1, .training = false});
+  Model model(source.model, kWeightsOnly);
   const HfImportReport report =
       import_hf(options.source, source.model, model.parameters(), model.weights_A().f32());
   for (const auto& line : report.notes) fmt::print(stderr, "note: {}\n", line);
@@ -59,13 +78,10 @@ void import_checkpoint(const Options& options) {
   state.model = hf_config_json(source.model, source.tokens, DType::kF32);
   RunConfig config;
   config.model = source.model;
-  if (std::filesystem::exists(std::filesystem::path(options.source) / "tokenizer.json")) {
-    config.dataset.tokenizer_name_or_path =
-        std::filesystem::absolute(std::filesystem::path(options.source) / "tokenizer.json").string();
-  }
+  config.dataset = hugging_face_data(source, std::filesystem::absolute(options.source));
   state.config_yaml = to_yaml(config);
   const CheckpointStore store(std::filesystem::path(options.destination) / "checkpoints");
-  if (!store.list().empty())
+  if (!store.empty())
     throw user_error("{}: holds checkpoints already; choose another folder", options.destination);
   const SaveReport saved = store.save(0, ModelImage(model, &optimizer).groups(), state.to_json());
   fmt::print("imported {} tensors from {} into {}\n", report.tensors, options.source, saved.path.string());
@@ -86,6 +102,7 @@ void add_checkpoint(CLI::App& app) {
   }
   export_command->add_option("--dtype", options->dtype, "float32, bfloat16 or float16");
   export_command->add_option("--max-shard-size", options->max_shard_size, "largest file, e.g. 5GB");
+  export_command->add_option("--tokenizer", options->tokenizer, kTokenizerHelp);
   export_command->add_flag("--overwrite", options->overwrite, "replace an earlier export");
   import_command->callback([options] { import_checkpoint(*options); });
   export_command->callback([options] { export_checkpoint(*options); });

@@ -5,6 +5,9 @@
 
 namespace biomoe::apps {
 
+inline constexpr char kTokenizerHelp[] =
+    "nucleotide, dna, protein or the path of a tokenizer.json; default: that of the checkpoint";
+
 // Adds the subcommand to `app`; its callback does the work and throws biomoe::Error.
 void add_train(CLI::App& app);
 void add_eval(CLI::App& app);

@@ -15,7 +15,7 @@ namespace biomoe::apps {
 namespace {
 
 struct EvalOptions {
-  std::string checkpoint, json;
+  std::string checkpoint, json, tokenizer;
   std::vector<std::string> data;
   std::vector<int> markov;
   double holdout_fraction = 0.0;
@@ -42,23 +42,31 @@ void run(const EvalOptions& options) {
   LoadedModel loaded = load_model(
       options.checkpoint, {.device = choice_of<DeviceChoice>("--device", options.device, kDeviceChoiceNames),
                            .num_threads = options.num_threads,
-                           .max_seq_length = options.max_seq_length});
+                           .max_seq_length = options.max_seq_length,
+                           .tokenizer = options.tokenizer});
   DataConfig data = loaded.data;
   data.path = options.data;
   data.validation_path.clear();
   data.validation_fraction = options.holdout_fraction;
   if (options.stride >= 0) data.stride = options.stride;
   std::shared_ptr<const SequencePart> part, fitted;
+  DataReport found;
   if (options.holdout_fraction > 0) {
     const Dataset dataset = open_dataset(data);
     part = dataset.validation;
     fitted = dataset.train;
+    found = dataset.report;
   } else {
     if (!options.markov.empty()) {
       throw user_error(
           "--markov needs --holdout-fraction: the models are fitted on the part that is not held out");
     }
-    part = open_sequences(options.data, data, loaded.vocabulary);
+    part = open_sequences(options.data, data, loaded.vocabulary, &found);
+  }
+  if (found.unknown > 0) {
+    fmt::print(stderr,
+               "note: {} of {} symbols of the data have no token in the vocabulary {}: none is scored\n",
+               found.unknown, found.bases, loaded.vocabulary.name());
   }
   const Evaluation evaluation =
       evaluate(*loaded.model, part, loaded.vocabulary, validation_loader_options(data));
@@ -112,6 +120,7 @@ void add_eval(CLI::App& app) {
       ->check(CLI::PositiveNumber);
   command->add_option("--stride", options->stride, "tokens of context that windows share")
       ->check(CLI::NonNegativeNumber);
+  command->add_option("--tokenizer", options->tokenizer, kTokenizerHelp);
   command->add_option("--device", options->device, "auto, cpu or cuda");
   command->add_option("--threads", options->num_threads, "CPU threads; default: all");
   command->callback([options] { run(*options); });

@@ -37,6 +37,7 @@ void add_generate(CLI::App& app) {
   command->add_option("--seed", options->generate.seed, "of the draws");
   command->add_option("--max-seq-length", options->load.max_seq_length,
                       "window of prompt and continuation; default: that of the run");
+  command->add_option("--tokenizer", options->load.tokenizer, kTokenizerHelp);
   command->add_option("--device", options->device, "auto, cpu or cuda");
   command->add_option("--threads", options->load.num_threads, "CPU threads; default: all");
   command->callback([options] {

@@ -5,7 +5,6 @@
 
 #include "biomoe/checkpoint/json_text.h"
 #include "biomoe/checkpoint/tensor_index.h"
-#include "biomoe/core/descriptor.h"
 #include "biomoe/core/error.h"
 
 namespace biomoe {
@@ -67,12 +66,6 @@ std::vector<std::string> CheckpointManifest::check_sizes(const fs::path& folder)
     } else if (size != digest.bytes) {
       problems.push_back(
           fmt::format("{}: {} bytes, {} were written", (folder / name).string(), size, digest.bytes));
-    }
-  }
-  for (const std::string& name : folder_names(folder)) {
-    if (name != kManifestFile && !files.count(name)) {
-      problems.push_back(
-          fmt::format("{}: {} is not a file of this checkpoint", folder.string(), quote(name)));
     }
   }
   return problems;

@@ -18,7 +18,8 @@ struct CheckpointManifest {
   FileDigest write(const std::filesystem::path& folder) const;
   // user_error when it is missing or of another form, or names something that is not a file of the folder.
   static CheckpointManifest read(const std::filesystem::path& folder);
-  // Problems, one line each: files that are missing, of another size, or not named. Reads no contents.
+  // Problems, one line each: files that are missing or of another size. Reads no contents. Files that the
+  // manifest does not name (.DS_Store, somebody's notes) are nothing to it.
   std::vector<std::string> check_sizes(const std::filesystem::path& folder) const;
   // The same, and every checksum.
   VerifyResult verify(const std::filesystem::path& folder) const;

@@ -149,17 +149,19 @@ json verify_any_checkpoint(const fs::path& path) {
                  {"bytes", 0},
                  {"problems", json::array()},
                  {"notes", json::array()}};
+  std::vector<std::string> passed_over;
   try {
     if (result["kind"] == kHuggingFace) {
       verify_hf(path, result);
     } else {
-      // A damaged step folder named as such is to be checked, not passed over.
+      // A damaged step folder named as such is to be checked, not passed over; of a run, those passed over
+      // are what is to be told.
       const bool is_step = path.filename().string().rfind("step_", 0) == 0;
       const fs::path step =
           is_step ? path
-                  : find_checkpoint(path, [&](const std::string& line) { result["notes"].push_back(line); });
+                  : find_checkpoint(path, [&](const std::string& line) { passed_over.push_back(line); });
       const VerifyResult checked = verify_checkpoint(step);
-      result["path"] = step.string();
+      if (passed_over.empty()) result["path"] = step.string();
       result["files"] = checked.files;
       result["bytes"] = checked.bytes;
       result["problems"] = checked.problems;
@@ -167,6 +169,7 @@ json verify_any_checkpoint(const fs::path& path) {
   } catch (const Error& error) {
     result["problems"].push_back(error.what());
   }
+  for (const auto& line : passed_over) result["problems"].push_back(line);
   result["ok"] = result["problems"].empty();
   return result;
 }

@@ -18,9 +18,9 @@ namespace biomoe {
 nlohmann::json summarise_checkpoint(const std::filesystem::path& path);
 
 // {"kind", "path", "ok", "files", "bytes", "problems": [lines], "notes": [lines]}. training: structure, sizes
-// and checksums of every file. huggingface: configuration, index, shards, names and shapes of all tensors,
-// tied embeddings, and that every weight is finite (these folders carry no checksums). Never throws for what
-// is wrong with the files.
+// and checksums of every file; of a run, also the checkpoints that latest_good passes over. huggingface:
+// configuration, index, shards, names and shapes of all tensors, tied embeddings, and that every weight is
+// finite (these folders carry no checksums). Never throws for what is wrong with the files.
 nlohmann::json verify_any_checkpoint(const std::filesystem::path& path);
 
 // The same for people, several lines each ending with a line break.

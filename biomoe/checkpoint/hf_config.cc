@@ -90,6 +90,10 @@ class ConfigReader {
     config_.model.rope_theta = read_rope_theta();
     read_tokens();
     read_dtype();
+    if (const json* dataset = find(kHfDatasetKey); dataset && !dataset->is_null()) {
+      if (!dataset->is_object()) throw error(kHfDatasetKey, *dataset, "an object");
+      config_.dataset = *dataset;
+    }
     try {
       config_.model.validate();
     } catch (const Error& error) {

@@ -14,6 +14,8 @@
 
 namespace biomoe {
 
+inline constexpr char kHfDatasetKey[] = "biomoe_dataset";  // of an export's config.json
+
 struct HfTokenIds {
   std::optional<int64_t> bos;
   std::vector<int64_t> eos;  // none, one, or several
@@ -25,6 +27,7 @@ struct HfConfig {
   ModelConfig model;
   HfTokenIds tokens;
   std::optional<DType> dtype;      // as declared; the tensors' own types are what is read
+  nlohmann::json dataset;          // "biomoe_dataset" of an export (see HfExportOptions); null when absent
   std::vector<std::string> notes;  // one line each: defaults taken, keys without effect here
 };
 

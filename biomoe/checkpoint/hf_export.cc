@@ -23,15 +23,27 @@ namespace fs = std::filesystem;
 
 constexpr size_t kBlockElements = size_t{1} << 18;
 
-bool is_export_file(const std::string& name) {
-  static const std::set<std::string> kNames{
-      "config.json",    "generation_config.json", "model.safetensors.index.json",
-      "tokenizer.json", "tokenizer_config.json",  "special_tokens_map.json",
-      "README.md"};
-  const std::string_view end = ".safetensors";
-  const bool weights = name.rfind("model", 0) == 0 && name.size() > end.size() &&
-                       name.compare(name.size() - end.size(), end.size(), end) == 0;
-  return weights || kNames.count(name) > 0;
+constexpr char kWeightsFile[] = "model.safetensors";
+constexpr char kIndexFile[] = "model.safetensors.index.json";
+
+// What the export that lies in `folder` wrote; nothing when none lies there.
+std::set<std::string> files_of_export(const fs::path& folder) {
+  try {
+    const nlohmann::json config = read_json(folder / "config.json");
+    if (!config.is_object() || !config.contains("biomoe_version")) return {};
+    std::set<std::string> names{"config.json",    "generation_config.json",
+                                "tokenizer.json", "tokenizer_config.json",
+                                kWeightsFile,     kIndexFile};
+    std::error_code error;
+    if (!fs::exists(folder / kIndexFile, error)) return names;
+    const nlohmann::json index = read_json(folder / kIndexFile);
+    for (const auto& shard : index.at("weight_map")) names.insert(shard.get<std::string>());
+    return names;
+  } catch (const Error&) {
+    return {};
+  } catch (const nlohmann::json::exception&) {
+    return {};
+  }
 }
 
 void check_destination(const fs::path& destination, const HfExportOptions& options) {
@@ -43,12 +55,18 @@ void check_destination(const fs::path& destination, const HfExportOptions& optio
   const auto names = folder_names(destination);
   if (names.empty()) return;
   if (!options.overwrite) {
-    throw user_error("{}: the folder is not empty; choose another, or ask for it to be overwritten",
+    throw user_error(
+        "{}: the folder is not empty; choose another, or replace an earlier export with --overwrite",
+        destination.string());
+  }
+  const std::set<std::string> written = files_of_export(destination);
+  if (written.empty()) {
+    throw user_error("{}: holds no export of biomoe, and is not overwritten; choose another folder",
                      destination.string());
   }
   for (const auto& name : names) {
-    if (!is_export_file(name) && !options.extra_files.count(name)) {
-      throw user_error("{}: holds {}, which is not part of an exported checkpoint, and is not overwritten",
+    if (!written.count(name)) {
+      throw user_error("{}: holds {}, which no export wrote, and is not overwritten; move it away first",
                        destination.string(), quote(name));
     }
   }
@@ -95,7 +113,9 @@ HfExportReport export_hf(const fs::path& given, const ModelConfig& config, const
   StagingFolder staging(destination);
   auto files = write_tensors(staging.path(), specs, source, {.max_shard_bytes = options.max_shard_bytes});
   std::map<std::string, std::string> texts = options.extra_files;
-  texts["config.json"] = hf_config_json(config, options.tokens, options.dtype).dump(2) + "\n";
+  nlohmann::json description = hf_config_json(config, options.tokens, options.dtype);
+  if (!options.dataset.is_null()) description[kHfDatasetKey] = options.dataset;
+  texts["config.json"] = description.dump(2) + "\n";
   texts["generation_config.json"] = hf_generation_config_json(options.tokens).dump(2) + "\n";
   for (const auto& [name, bytes] : texts) files[name] = write_with_digest(staging.path() / name, bytes);
   staging.commit();

@@ -1,7 +1,12 @@
 #include "biomoe/checkpoint/training_checkpoint.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
+#include <cstring>
+#include <limits>
 #include <set>
 #include <tuple>
 
@@ -53,6 +58,69 @@ void check_groups(const std::vector<TensorGroup>& groups) {
                "{}/{} is absent or not contiguous", group.name, tensor.name);
       BM_CHECK(tensors.insert(tensor.name).second, "{}/{} is given twice", group.name, tensor.name);
     }
+  }
+}
+
+// What read_checkpoint_header throws for a checkpoint that only a newer program can read.
+class NewerFormat : public Error {
+ public:
+  using Error::Error;
+};
+
+// A step_N folder as it lies there, sound or not.
+struct StepFolder {
+  int64_t step = 0;  // by its name
+  fs::path path{};
+  std::optional<int64_t> save_index{};  // absent: its header cannot be read
+  std::string problem{};                // why it is no complete checkpoint; "" when it is one
+  bool newer_format = false;
+
+  // Where a folder that does not say when it was saved counts as the newest.
+  auto order() const { return std::pair(save_index.value_or(std::numeric_limits<int64_t>::max()), step); }
+};
+
+// Sizes are compared, contents are not read.
+StepFolder look_at(int64_t step, const fs::path& path) {
+  StepFolder folder{.step = step, .path = path};
+  try {
+    const CheckpointHeader header = read_checkpoint_header(path);
+    folder.save_index = header.save_index;
+    if (header.step != step) {
+      folder.problem =
+          fmt::format("it holds step {}; rename it back to {}{}", header.step, kStepPrefix, header.step);
+    } else if (const auto problems = CheckpointManifest::read(path).check_sizes(path); !problems.empty()) {
+      folder.problem = problems.front();
+    }
+  } catch (const NewerFormat& error) {
+    folder.newer_format = true;
+    folder.problem = error.what();
+  } catch (const Error& error) {
+    folder.problem = error.what();
+  }
+  return folder;
+}
+
+// The step_N folders in the order they were saved.
+std::vector<StepFolder> scan(const fs::path& checkpoints) {
+  std::vector<StepFolder> found;
+  std::error_code error;
+  if (!fs::is_directory(checkpoints, error)) return found;
+  for (const std::string& name : folder_names(checkpoints)) {
+    if (const auto step = step_of(name)) found.push_back(look_at(*step, checkpoints / name));
+  }
+  std::sort(found.begin(), found.end(),
+            [](const StepFolder& a, const StepFolder& b) { return a.order() < b.order(); });
+  return found;
+}
+
+// The step that the pointer names. Absent when it names none, or is no file.
+std::optional<int64_t> pointed_step(const fs::path& pointer) {
+  try {
+    std::string name = read_file(pointer, 4096);
+    if (!name.empty() && name.back() == '\n') name.pop_back();
+    return step_of(name);
+  } catch (const Error&) {
+    return std::nullopt;
   }
 }
 
@@ -178,8 +246,9 @@ void CheckpointStore::write_files(const fs::path& into, const std::vector<std::s
                                   const TensorFiles& write, const json& state, SaveReport& report) const {
   CheckpointManifest manifest;
   manifest.files = write(into);
-  const auto before = list();
-  const int64_t save_index = before.empty() ? 1 : before.back().save_index + 1;
+  int64_t save_index = 1;
+  for (const StepFolder& before : scan(folder_))
+    save_index = std::max(save_index, before.save_index.value_or(0) + 1);
   manifest.files[kStateFile] = write_json(into / kStateFile, {{"format", kFormat},
                                                               {"format_version", kFormatVersion},
                                                               {"biomoe_version", kVersion},
@@ -195,35 +264,20 @@ json CheckpointStore::load(int64_t step, const std::vector<TensorGroup>& groups)
   return load_checkpoint(step_path(step), groups).state;
 }
 
+bool CheckpointStore::empty() const {
+  return scan(folder_).empty();
+}
+
 std::vector<CheckpointInfo> CheckpointStore::list() const {
   std::vector<CheckpointInfo> found;
-  std::error_code error;
-  if (!fs::is_directory(folder_, error)) return found;
-  for (const std::string& name : folder_names(folder_)) {
-    const auto step = step_of(name);
-    if (!step) continue;
-    const fs::path path = folder_ / name;
-    try {
-      const CheckpointHeader header = read_checkpoint_header(path);
-      if (header.step == *step && CheckpointManifest::read(path).check_sizes(path).empty()) {
-        found.push_back({*step, header.save_index, path});
-      }
-    } catch (const Error&) {
-      // Not a complete checkpoint: not listed. verify() says what is wrong with it.
-    }
+  for (const StepFolder& folder : scan(folder_)) {
+    if (folder.problem.empty()) found.push_back({folder.step, *folder.save_index, folder.path});
   }
-  std::sort(found.begin(), found.end(), [](const CheckpointInfo& a, const CheckpointInfo& b) {
-    return std::tie(a.save_index, a.step) < std::tie(b.save_index, b.step);
-  });
   return found;
 }
 
 std::optional<CheckpointInfo> CheckpointStore::latest() const {
-  std::error_code error;
-  if (!fs::exists(folder_ / kPointerFile, error)) return std::nullopt;
-  std::string name = read_file(folder_ / kPointerFile, 4096);
-  if (!name.empty() && name.back() == '\n') name.pop_back();
-  const auto step = step_of(name);
+  const auto step = pointed_step(folder_ / kPointerFile);
   for (const auto& info : list()) {
     if (step && info.step == *step) return info;
   }
@@ -231,20 +285,54 @@ std::optional<CheckpointInfo> CheckpointStore::latest() const {
 }
 
 std::optional<CheckpointInfo> CheckpointStore::latest_good() const {
-  std::vector<CheckpointInfo> complete = list();
+  const std::vector<StepFolder> folders = scan(folder_);
+  for (const StepFolder& folder : folders) {
+    if (folder.newer_format) {
+      throw user_error("{}; use that version of biomoe, or move the folder away", folder.problem);
+    }
+  }
+  const fs::path pointer = folder_ / kPointerFile;
+  const auto pointed = pointed_step(pointer);
   std::error_code error;
-  const auto pointed = latest();
-  if (!pointed && fs::exists(folder_ / kPointerFile, error)) {
-    warn(fmt::format("{}: names no complete checkpoint", (folder_ / kPointerFile).string()));
+  if (fs::exists(pointer, error) &&
+      std::none_of(folders.begin(), folders.end(),
+                   [&](const StepFolder& folder) { return folder.step == pointed; })) {
+    warn(fmt::format("{}: names no checkpoint that is there", pointer.string()));
   }
-  for (; !complete.empty(); complete.pop_back()) {
-    const CheckpointInfo& candidate = complete.back();
-    const VerifyResult result = verify_checkpoint(candidate.path);
-    if (result.ok()) return candidate;
-    warn(fmt::format("checkpoint {} is damaged and passed over: {}", candidate.path.string(),
-                     result.problems.front()));
+  std::string newest_problem;
+  for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder) {
+    std::string problem = folder->problem;
+    if (problem.empty()) {
+      const VerifyResult result = verify_checkpoint(folder->path);
+      if (result.ok()) return CheckpointInfo{folder->step, *folder->save_index, folder->path};
+      problem = result.problems.front();
+    }
+    warn(fmt::format("checkpoint {} is damaged and passed over: {}", folder->path.string(), problem));
+    if (newest_problem.empty()) newest_problem = problem;
   }
-  return std::nullopt;
+  if (folders.empty()) return std::nullopt;
+  throw user_error("{}: none of its {} checkpoints can be used ({}); repair one, or move all of them away",
+                   folder_.string(), folders.size(), newest_problem);
+}
+
+void CheckpointStore::require_writable() const {
+  std::error_code error;
+  fs::path place = fs::absolute(folder_);
+  while (fs::symlink_status(place, error).type() == fs::file_type::not_found && place.has_relative_path())
+    place = place.parent_path();
+  if (!fs::is_directory(place, error)) {
+    throw user_error("{}: checkpoints cannot be saved there: {} is {}; remove it, or choose another folder",
+                     folder_.string(), place.string(), error ? error.message() : "not a folder");
+  }
+  if (access(place.c_str(), W_OK | X_OK) != 0) {
+    throw user_error("{}: checkpoints cannot be saved there: {}: {}; choose another folder", folder_.string(),
+                     place.string(), std::strerror(errno));
+  }
+  const fs::path pointer = folder_ / kPointerFile;
+  if (fs::exists(pointer, error) && !fs::is_regular_file(pointer, error)) {
+    throw user_error("{}: is in the way of the file that names the newest checkpoint; remove it",
+                     pointer.string());
+  }
 }
 
 VerifyResult CheckpointStore::verify(int64_t step) const {
@@ -292,8 +380,11 @@ CheckpointHeader read_checkpoint_header(const fs::path& step_folder) {
   CheckpointHeader header;
   header.biomoe_version = text("biomoe_version");
   if (const int64_t version = count("format_version"); version != kFormatVersion) {
-    throw user_error("{}: format version {} was written by biomoe {}; this program reads version {}", origin,
-                     version, header.biomoe_version, kFormatVersion);
+    const Error error =
+        user_error("{}: format version {} was written by biomoe {}; this program reads version {}", origin,
+                   version, header.biomoe_version, kFormatVersion);
+    if (version > kFormatVersion) throw NewerFormat(error.kind(), error.what());
+    throw error;
   }
   header.step = count("step");
   header.save_index = count("save_index");
@@ -351,6 +442,10 @@ bool is_training_checkpoint(const fs::path& folder) {
 fs::path find_checkpoint(const fs::path& path, const std::function<void(const std::string&)>& warn) {
   if (is_training_checkpoint(path)) return path;
   std::error_code error;
+  if (fs::is_regular_file(path, error)) {
+    throw user_error("{}: is a file; name the run folder, its checkpoints folder or a {}N folder in it",
+                     path.string(), kStepPrefix);
+  }
   for (const fs::path& folder : {path, path / "checkpoints"}) {
     if (!fs::is_directory(folder, error)) continue;
     const auto good = CheckpointStore(folder, {.warn = warn}).latest_good();

@@ -94,13 +94,21 @@ class CheckpointStore {
   // Fills the views of `groups` from step_N and returns its state; see load_checkpoint.
   nlohmann::json load(int64_t step, const std::vector<TensorGroup>& groups) const;
 
-  // Checkpoints with all their files, each of its size, in the order they were saved.
+  bool empty() const;  // no step_N folder, sound or not
+  // Checkpoints with all their files, each of its size, in the order they were saved. Files that no
+  // checkpoint has are not looked at.
   std::vector<CheckpointInfo> list() const;
   // What the pointer names, if it names a complete checkpoint.
   std::optional<CheckpointInfo> latest() const;
-  // The last one saved whose checksums verify. Warns when that is not the last one, with what is wrong with
-  // those passed over. Reads every byte of the ones it tries.
+  // The last one saved whose checksums verify; nothing when there is no step_N folder. Warns of each that is
+  // passed over, with what is wrong with it: those saved later, and those that do not say when they were.
+  // Reads every byte of the ones it tries. user_error when there are step_N folders and none can be used, and
+  // when one was written by a newer format.
   std::optional<CheckpointInfo> latest_good() const;
+  // For saves that come after long work: user_error when the folder, or the nearest one above it that is
+  // there, is none or cannot be written, or when something that is no file has the pointer's name. Writes
+  // nothing.
+  void require_writable() const;
   VerifyResult verify(int64_t step) const;
 
   std::filesystem::path step_path(int64_t step) const;
@@ -141,7 +149,7 @@ VerifyResult verify_checkpoint(const std::filesystem::path& step_folder);
 bool is_training_checkpoint(const std::filesystem::path& folder);  // has a state.json
 
 // A step folder from what a user names: itself, a checkpoints folder, or a run folder that has one (their
-// latest good one). user_error when there is none.
+// latest good one, as latest_good finds it). user_error when there is none.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path,
                                       const std::function<void(const std::string&)>& warn = {});
 

@@ -88,8 +88,10 @@ TrainingState TrainingState::from_json(const json& object, const std::string& or
   for (const auto& [key, member] : {std::pair{"data", &TrainingState::data},
                                     {"model", &TrainingState::model},
                                     {"extra", &TrainingState::extra}}) {
-    if (!object.contains(key)) throw user_error("{}: {} is missing", origin, key);
-    state.*member = object.at(key);
+    const auto value = object.find(key);
+    if (value == object.end() || !(value->is_object() || value->is_null()))
+      throw user_error("{}: {} is missing or not an object", origin, key);
+    if (value->is_object()) state.*member = *value;
   }
   return state;
 }

@@ -14,10 +14,12 @@ struct TrainingState {
   int64_t world_size = 1;      // of the run that saved; any other may load
   int64_t dp = 1;
   int64_t ep = 1;
-  nlohmann::json data;      // the loader's position; opaque here
-  nlohmann::json model;     // the model's configuration, for first_difference
+  // Objects: the loader's position, opaque here; the model's configuration, for first_difference; anything
+  // else.
+  nlohmann::json data = nlohmann::json::object();
+  nlohmann::json model = nlohmann::json::object();
+  nlohmann::json extra = nlohmann::json::object();
   std::string config_yaml;  // the resolved configuration of the run
-  nlohmann::json extra;     // anything else
 
   nlohmann::json to_json() const;
   // user_error naming `origin` and the key that is missing or of the wrong type.

@@ -116,11 +116,15 @@ Vocabulary Vocabulary::open(const std::string& name_or_path, SoftMaskedPolicy po
   if (name_or_path == "nucleotide") return nucleotide(fold_case);
   if (name_or_path == "dna") return dna(fold_case);
   Vocabulary v = name_or_path == "protein" ? protein() : from_tokenizer_json(name_or_path, fold_case);
-  const bool has_lower_case = v.id('a') >= 0 && v.id('a') != v.id('A') && v.id('a') != v.special_.unk;
-  if (!fold_case && !has_lower_case)
+  if (!fold_case && !v.tells_case())
     throw user_error("soft_masked=keep: the vocabulary {} has no lower-case tokens; use upper or weight",
                      name_or_path);
   return v;
+}
+
+bool Vocabulary::tells_case() const {
+  const int32_t lower = id('a'), upper = id('A');
+  return lower >= 0 && lower != upper && lower != special_.unk;
 }
 
 bool Vocabulary::is_base(int32_t token) const {

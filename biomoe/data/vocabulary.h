@@ -53,6 +53,8 @@ class Vocabulary {
   int32_t id(uint8_t symbol) const { return ids_[symbol]; }
   const std::array<int32_t, 256>& ids() const { return ids_; }
 
+  bool tells_case() const;  // 'a' and 'A' are two tokens, neither of them UNK
+
   // Symbols that mask_degenerate_bases keeps out of the loss: for nucleotides all but A C G T U, for protein
   // all but the twenty amino acids, U, O and the stop '*'; in either case.
   bool is_degenerate(uint8_t symbol) const { return degenerate_[symbol]; }

@@ -14,6 +14,7 @@
 #include "biomoe/dist/gpus.h"
 #include "biomoe/ops/device_peak.h"
 #include "biomoe/train/memory_plan.h"
+#include "biomoe/train/run_match.h"
 
 namespace biomoe {
 namespace {
@@ -27,9 +28,42 @@ void note(const std::string& line) {
   fmt::print(stderr, "{}\n", line);
 }
 
-nlohmann::json model_json(const ModelConfig& config) {
-  return hf_config_json(config, {.bos = std::nullopt, .eos = {}, .pad = std::nullopt}, DType::kF32);
-}
+// Values of a checkpoint's state whose names may be absent. Throws user_error naming `origin`.
+class StateReader {
+ public:
+  StateReader(const nlohmann::json& object, std::string origin)
+      : object_(object), origin_(std::move(origin)) {}
+  int64_t count(const char* key) const {
+    const auto value = object_.find(key);
+    if (value == object_.end()) return 0;
+    if (!value->is_number_unsigned() || value->get<uint64_t>() >> 62) throw damaged(key);
+    return value->get<int64_t>();
+  }
+  double number(const char* key) const {
+    const auto value = object_.find(key);
+    if (value == object_.end() || value->is_null()) return 0;
+    if (!value->is_number()) throw damaged(key);
+    return value->get<double>();
+  }
+  MaskCounts mask_counts(const char* key) const {
+    const auto value = object_.find(key);
+    if (value == object_.end()) return {};
+    try {
+      return mask_counts_from(*value);
+    } catch (const nlohmann::json::exception&) {
+      throw damaged(key);
+    }
+  }
+
+ private:
+  Error damaged(const char* key) const {
+    return user_error(
+        "{}: {} of its state is damaged; move the checkpoint away to continue from the one before", origin_,
+        key);
+  }
+  const nlohmann::json& object_;
+  std::string origin_;
+};
 
 }  // namespace
 
@@ -78,6 +112,7 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
     : resolved_(std::move(config)),
       config_(resolved_.value),
       dataset_(open_dataset(config_.dataset)),
+      split_(split_id(config_.dataset, dataset_)),
       ranks_(std::move(ranks)),
       started_seconds_(started_seconds) {
   resolve_model(resolved_.value, dataset_.vocabulary);
@@ -104,11 +139,13 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
   if (ranks_->first()) lock_.take(config_.run_dir);
   store_ = std::make_unique<CheckpointStore>(
       folder, CheckpointOptions{.max_checkpoints = config_.checkpoint.max_checkpoints, .warn = note});
+  const bool saves = config_.checkpoint.save_final_model || config_.checkpoint.save_every_n_steps > 0;
+  if (ranks_->first() && saves) store_->require_writable();
   if (config_.init_from.empty()) {
     image_->initialize(static_cast<uint64_t>(config_.seed));
   } else {
     const HfConfig source = read_hf_config(config_.init_from);
-    const std::string difference = first_difference(model_json(source.model), model_json(model));
+    const std::string difference = model_difference(source.model, model);
     if (!difference.empty()) throw user_error("init_from={}: {}", config_.init_from, difference);
     import_hf(config_.init_from, model, model_->parameters(), image_->weights());
   }
@@ -129,7 +166,10 @@ std::string Trainer::latest_good() const {
 
 void Trainer::resume() {
   const std::string latest = latest_good();
-  if (latest.empty()) return;
+  if (latest.empty()) {
+    if (ranks_->first()) check_fresh_start(config_, store_->folder());
+    return;
+  }
   if (!config_.checkpoint.resume_from_checkpoint) {
     throw user_error(
         "{} holds checkpoints already; choose another run_dir, or checkpoint.resume_from_checkpoint=true",
@@ -137,19 +177,27 @@ void Trainer::resume() {
   }
   const CheckpointHeader header = read_checkpoint_header(latest);
   const TrainingState state = TrainingState::from_json(header.state, latest);
-  const std::string difference = first_difference(state.model, model_json(config_.model));
+  const std::string difference =
+      model_difference(parse_hf_config(state.model.dump(), latest).model, config_.model);
   if (!difference.empty()) {
     throw user_error("{}: {}; use the same model configuration, or another run_dir", latest, difference);
   }
+  // At step 0 nothing has been trained on yet.
+  std::string changed;
+  if (state.step > 0) changed = check_continuation(state, latest, config_, split_);
+  const StateReader data(state.data, latest), extra(state.extra, latest);
+  const LoaderPosition position{data.count("sample"), data.count("micro_batch")};
+  tokens_seen_ = extra.count("tokens");
+  loss_ = extra.number("loss");
+  masked_before_ = extra.mask_counts("masked");
   load_checkpoint(latest, image_->groups());
   step_ = state.step;
   saved_step_ = state.step;
   optimizer_->set_steps(state.optimizer_step);
-  loader_->seek({state.data.value("sample", int64_t{0}), state.data.value("micro_batch", int64_t{0})});
-  tokens_seen_ = state.extra.value("tokens", int64_t{0});
-  loss_ = state.extra.value("loss", 0.0);
-  masked_before_ = mask_counts_from(state.extra.value("masked", nlohmann::json::object()));
-  if (ranks_->first()) note(fmt::format("resuming from {} at step {}", latest, step_));
+  loader_->seek(position);
+  if (!ranks_->first()) return;
+  if (!changed.empty()) note(changed);
+  note(fmt::format("resuming from {} at step {}", latest, step_));
 }
 
 nlohmann::json Trainer::state() const {
@@ -162,6 +210,7 @@ nlohmann::json Trainer::state() const {
   state.dp = mesh.dp;
   state.ep = mesh.ep;
   state.data = {{"sample", loader_->position().sample}, {"micro_batch", loader_->position().micro_batch}};
+  if (!split_.empty()) state.data["split"] = split_;
   state.model = model_json(config_.model);
   state.config_yaml = to_yaml(config_);
   state.extra = {{"tokens", tokens_seen_}, {"loss", loss_}, {"masked", mask_counts_json(mask_counts())}};

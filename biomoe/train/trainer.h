@@ -73,6 +73,7 @@ class Trainer {
   ResolvedConfig<RunConfig> resolved_;
   const RunConfig& config_;
   Dataset dataset_;
+  std::string split_;  // split_id
   std::shared_ptr<const Ranks> ranks_;
   FolderLock lock_;  // on run_dir
   std::unique_ptr<Model> model_;

@@ -1,6 +1,8 @@
 // train -> resume -> eval -> export -> import -> generate, with the figures compared across the commands.
 #include <nlohmann/json.hpp>
 
+#include <fmt/format.h>
+
 #include <fstream>
 
 #include "biomoe/core/file.h"
@@ -85,7 +87,8 @@ TEST_F(Chain, ExportedAndImportedWeightsAreTheSameModel) {
   ran({"checkpoint", "import", path("hf"), path("back")});
   EXPECT_NEAR(evaluated("back"), nats, 1e-6);
   ran({"checkpoint", "export", path("back"), path("hf2")});
-  EXPECT_EQ(read_file(path("hf2/model.safetensors")), read_file(path("hf/model.safetensors")));
+  for (const auto& entry : fs::directory_iterator(path("hf")))
+    EXPECT_EQ(read_file(path("hf2") / entry.path().filename()), read_file(entry.path())) << entry.path();
   ran({"checkpoint", "export", path("run"), path("half"), "--dtype", "bfloat16"});
   EXPECT_NEAR(evaluated("half"), nats, 1e-2);  // 8 bits of mantissa
   for (const char* folder : {"run", "hf", "back", "half"}) {
@@ -98,6 +101,123 @@ TEST_F(Chain, ExportedAndImportedWeightsAreTheSameModel) {
   expect_error(run({"checkpoint", "export", path("run"), path("hf")}), 2, {"hf"});
   ran({"checkpoint", "export", path("run"), path("hf"), "--overwrite"});
   expect_error(run({"checkpoint", "import", path("hf"), path("back")}), 2, {"holds checkpoints already"});
+}
+
+// Without --max-seq-length, so that windows too are those of the run.
+TEST_F(Chain, AnExportIsReadAsItsRunReadIt) {
+  std::string lower = read_file(path("genome.fa"));
+  for (size_t i = lower.size() / 2; i < lower.size(); ++i)
+    if (lower[i] >= 'A' && lower[i] <= 'Z' && lower[i - 1] != '>')
+      lower[i] = static_cast<char>(lower[i] | 0x20);
+  write("genome.fa", lower);
+  const std::vector<std::vector<std::string>> settings{
+      {"dataset.soft_masked=keep"},
+      {"dataset.add_bos=false", "dataset.max_seq_length=32", "dataset.stride=8"}};
+  for (size_t i = 0; i < settings.size(); ++i) {
+    SCOPED_TRACE(::testing::PrintToString(settings[i]));
+    const std::string run_folder = fmt::format("run{}", i), hf = fmt::format("hf{}", i);
+    ASSERT_EQ(train(run_folder, settings[i]).status, 0);
+    ran({"checkpoint", "export", path(run_folder), path(hf)});
+    ran({"checkpoint", "import", path(hf), path(hf + "/../back" + std::to_string(i))});
+    std::vector<json> totals;
+    for (const std::string& from : {run_folder, hf, "back" + std::to_string(i)}) {
+      ran({"eval", "--device", "cpu", "--checkpoint", path(from), "--data", path("genome.fa"), "--threads",
+           "2", "--json", path("eval.json")});
+      totals.push_back(parsed("eval.json")["total"]);
+    }
+    EXPECT_EQ(totals[1], totals[0]);
+    EXPECT_EQ(totals[2], totals[0]);
+  }
+  EXPECT_EQ(parsed("hf0/config.json")["bos_token_id"], 2);
+  EXPECT_TRUE(parsed("hf1/config.json")["bos_token_id"].is_null());
+  // Lower case is the tokenizer's matter where nothing else is said.
+  json config = parsed("hf0/config.json");
+  config.erase("biomoe_dataset");
+  write("hf0/config.json", config.dump());
+  EXPECT_NE(evaluated("hf0"), 0.0);
+  const double kept = evaluated("hf0");
+  EXPECT_NEAR(kept, evaluated("run0"), 1e-6);
+  config["biomoe_dataset"] = {{"max_seq_length", -1}};
+  write("hf0/config.json", config.dump());
+  expect_error(run({"generate", "--checkpoint", path("hf0")}), 2, {"biomoe_dataset", "max_seq_length=-1"});
+}
+
+TEST_F(Chain, AnImportedRunTrainsOn) {
+  ASSERT_EQ(train("run").status, 0);
+  ran({"checkpoint", "export", path("run"), path("hf")});
+  for (const auto& [name, more] : std::vector<std::pair<std::string, std::vector<std::string>>>{
+           {"a", {}}, {"b", {"config_name_or_path=" + path("hf")}}}) {
+    ran({"checkpoint", "import", path("hf"), path(name)});
+    const Outcome outcome = train(name, more);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("at step 0"), ::testing::Not(HasSubstr("trained with"))));
+    EXPECT_EQ(step_metrics(name).size(), 4u);
+  }
+}
+
+TEST_F(Chain, WithoutATokenizerWeightsAreExportedAndOthersAskForOne) {
+  ASSERT_EQ(train("run").status, 0);
+  const double nats = evaluated("run");
+  ran({"checkpoint", "export", path("run"), path("hf")});
+  fs::remove(path("hf/tokenizer.json"));
+  fs::remove(path("hf/tokenizer_config.json"));
+  json config = parsed("hf/config.json");
+  config.erase("biomoe_dataset");
+  config["bos_token_id"] = 1;
+  config["eos_token_id"] = {2, 3};
+  write("hf/config.json", config.dump(2) + "\n");
+  ran({"checkpoint", "import", path("hf"), path("back")});
+  for (const char* from : {"hf", "back"}) {
+    SCOPED_TRACE(from);
+    const std::string out = std::string("out_") + from;
+    EXPECT_THAT(ran({"checkpoint", "export", path(from), path(out)}).err, HasSubstr("--tokenizer"));
+    for (const char* name : {"model.safetensors", "config.json"})
+      EXPECT_EQ(read_file(path(out + "/" + name)), read_file(path(std::string("hf/") + name)));
+    EXPECT_FALSE(fs::exists(path(out + "/tokenizer.json")));
+    expect_error(run({"eval", "--checkpoint", path(from), "--data", path("genome.fa")}), 2, {"--tokenizer"});
+    expect_error(run({"generate", "--checkpoint", path(from), "--prompt", "A"}), 2, {"--tokenizer"});
+    expect_error(run({"generate", "--checkpoint", path(from), "--prompt", "A", "--tokenizer", "nucleotide"}),
+                 2, {"vocab_size=16 is below the 256 entries"});
+    ran({"generate", "--checkpoint", path(from), "--prompt", "A", "--tokenizer", "dna", "--device", "cpu"});
+    ran({"eval", "--checkpoint", path(from), "--data", path("genome.fa"), "--holdout-fraction", "0.1",
+         "--max-seq-length", "64", "--tokenizer", "dna", "--device", "cpu", "--json", path("eval.json")});
+    EXPECT_NEAR(parsed("eval.json")["total"]["nats_per_base"].get<double>(), nats, 1e-6);
+    ran({"checkpoint", "export", path(from), path(out), "--tokenizer", "dna", "--overwrite"});
+    EXPECT_TRUE(fs::exists(path(out + "/tokenizer.json")));
+    EXPECT_EQ(parsed(out + "/config.json")["bos_token_id"], 2);
+  }
+}
+
+TEST_F(Chain, BasesWithoutATokenAreTold) {
+  ASSERT_EQ(train("run").status, 0);
+  ran({"checkpoint", "export", path("run"), path("hf")});
+  json tokenizer = parsed("hf/tokenizer.json");
+  json& vocab = tokenizer["model"]["vocab"];
+  vocab["x"] = vocab["A"];
+  vocab.erase("A");
+  write("hf/tokenizer.json", tokenizer.dump());
+  write("short.fa", ">r\nAACAGT\n");
+  const Outcome outcome =
+      ran({"eval", "--checkpoint", path("hf"), "--data", path("short.fa"), "--device", "cpu"});
+  EXPECT_THAT(outcome.err, HasSubstr("3 of 6 symbols of the data have no token"));
+}
+
+TEST_F(Chain, ARunIsNotStartedOverItsDamagedCheckpoints) {
+  ASSERT_EQ(train("run", {"checkpoint.save_every_n_steps=2"}).status, 0);
+  for (const char* step : {"step_4", "step_2"}) {
+    const std::string file = path(std::string("run/checkpoints/") + step + "/model.safetensors");
+    fs::resize_file(file, fs::file_size(file) - 100);
+    const Outcome verified = run({"checkpoint", "verify", path("run")});
+    EXPECT_EQ(verified.status, 2);
+    EXPECT_THAT(verified.out, HasSubstr(step));
+  }
+  fs::remove(path("run/checkpoints/latest"));
+  const auto before = listing(path("run"));
+  const Outcome outcome = train("run");
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("step_2 is damaged"), HasSubstr("step_4 is damaged"),
+                                 HasSubstr("none of its 2 checkpoints can be used")));
+  EXPECT_EQ(listing(path("run")), before);
 }
 
 TEST_F(Chain, GenerationFollowsItsSeedAndThePrompt) {

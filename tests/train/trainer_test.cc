@@ -137,6 +137,135 @@ TEST(Trainer, DisagreementWithTheCheckpointIsRefused) {
   EXPECT_TRUE(tensor_files(config, 7) == files);
 }
 
+TEST(Trainer, WhatIsTrainedDifferentlyIsTold) {
+  const TempFolder folder;
+  const RunConfig config = tiny_run(folder);
+  train(config);
+  RunConfig other = config;
+  other.num_train_steps = 8;
+  other.num_threads = 1;
+  other.checkpoint.save_every_n_steps = 3;
+  other.logger.frequency = 2;
+  ::testing::internal::CaptureStderr();
+  train(other);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            fmt::format("resuming from {} at step 7\n", test::step_folder(config, 7).string()));
+  other.num_train_steps = 9;
+  other.seed = 6;
+  other.grad_acc_steps = 1;
+  other.dataset.stride = 8;
+  other.dataset.shuffle_seed = 2;
+  other.dataset.path = {folder.write("other.fa", ">a\n" + test::random_bases(300, 3) + "\n")};
+  ::testing::internal::CaptureStderr();
+  train(other);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("step_8: trained with "), HasSubstr("grad_acc_steps=2 (now 1), "),
+                    HasSubstr("seed=5 (now 6), "), HasSubstr("dataset.path="),
+                    HasSubstr("dataset.stride=0 (now 8)"), HasSubstr("dataset.shuffle_seed=0 (now 2)")));
+}
+
+TEST(Trainer, AMovedSplitOfTheDataIsRefused) {
+  const TempFolder folder;
+  RunConfig config = tiny_run(folder);
+  config.dataset.validation_fraction = 0.2;
+  train(config);
+  const auto files = tensor_files(config, 7);
+  RunConfig other = config;
+  other.num_train_steps = 9;
+  for (const double fraction : {0.0, 0.1, 0.3}) {
+    other.dataset.validation_fraction = fraction;
+    EXPECT_THAT(message_of(ErrorKind::kUser, [&] { train(other); }),
+                AllOf(HasSubstr("validation_fraction=0.2"), HasSubstr("held out")));
+  }
+  other = config;
+  other.num_train_steps = 9;
+  const std::string same = read_file(config.dataset.path[0]);
+  // As many bases, but the records in another order.
+  const size_t second = same.find(">b"), third = same.find(">c");
+  other.dataset.path = {folder.write(
+      "turned.fa", same.substr(third) + same.substr(second, third - second) + same.substr(0, second))};
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { train(other); }), HasSubstr("held out"));
+  EXPECT_TRUE(tensor_files(config, 7) == files);
+  other.dataset.path = {folder.write("copy.fa", same)};  // the same data elsewhere
+  EXPECT_EQ(train(other).summary.steps, 9);
+}
+
+TEST(Trainer, FiguresOfAnotherRunAreNotOverwritten) {
+  const TempFolder folder;
+  const RunConfig config = tiny_run(folder);
+  train(config);
+  const auto lines = metrics(config);
+  RunConfig other = config;
+  other.checkpoint.ckpt_dir = (folder / "elsewhere").string();
+  EXPECT_THAT(
+      message_of(ErrorKind::kUser, [&] { train(other); }),
+      AllOf(HasSubstr("run_dir="), HasSubstr("checkpoint.ckpt_dir"), HasSubstr("choose another run_dir")));
+  const fs::path run(config.run_dir);
+  fs::rename(run / "checkpoints", folder / "aside");
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { train(config); }), HasSubstr("checkpoints are gone"));
+  EXPECT_EQ(metrics(config), lines);
+  // A run that never saved may start over, as long as it is the same.
+  fs::remove(run / "summary.json");
+  other = config;
+  other.seed = 6;
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { train(other); }), HasSubstr("seed=5 (now 6)"));
+  EXPECT_EQ(metrics(config), lines);
+  other = config;
+  other.num_train_steps = 2;
+  EXPECT_EQ(train(other).summary.steps, 2);
+  // What is there may be no run at all.
+  for (const char* name : {"config.yaml", "metrics.jsonl", "summary.json"}) {
+    SCOPED_TRACE(name);
+    fs::remove_all(run);
+    fs::create_directory(run);
+    folder.write(fmt::format("run/{}", name), "seed: 1\n");
+    EXPECT_THAT(message_of(ErrorKind::kUser, [&] { train(config); }),
+                HasSubstr("no config.yaml that a run wrote"));
+    EXPECT_EQ(read_file(run / name), "seed: 1\n");
+  }
+}
+
+TEST(Trainer, AFolderThatTakesNoCheckpointsIsKnownBeforeTheFirstStep) {
+  const TempFolder folder;
+  RunConfig config = tiny_run(folder);
+  config.checkpoint.ckpt_dir = folder.write("file", "x");
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { train(config); }),
+              HasSubstr("checkpoints cannot be saved there"));
+  EXPECT_FALSE(fs::exists(config.run_dir));
+  config.checkpoint.save_final_model = false;
+  EXPECT_EQ(train(config).summary.steps, 7);
+}
+
+TEST(Trainer, ADamagedStateIsRefusedInOneLine) {
+  const TempFolder folder;
+  RunConfig config = tiny_run(folder);
+  train(config);
+  const fs::path step = test::step_folder(config, 7);
+  config.num_train_steps = 9;
+  const CheckpointHeader header = read_checkpoint_header(step);
+  const CheckpointStore store(step.parent_path());
+  std::vector<float> weights(4);
+  const std::vector<TensorGroup> groups{{"model", {{"w", TensorView(weights.data(), DType::kF32, {4})}}}};
+  const auto refused = [&](const char* part, const char* key, const nlohmann::json& value) {
+    SCOPED_TRACE(fmt::format("{} {} {}", part, key, value.dump()));
+    nlohmann::json state = header.state;
+    state[part][key] = value;
+    store.save(7, groups, state);
+    EXPECT_THAT(message_of(ErrorKind::kUser, [&] { train(config); }),
+                AllOf(HasSubstr("step_7"), HasSubstr(key)));
+  };
+  for (const nlohmann::json& value :
+       {nlohmann::json("x"), nlohmann::json(-1), nlohmann::json(nlohmann::json::array())}) {
+    refused("data", "sample", value);
+    refused("data", "micro_batch", value);
+    refused("extra", "tokens", value);
+    refused("extra", "masked", value);
+    refused("model", "hidden_size", value);
+  }
+  refused("extra", "loss", "x");
+  refused("extra", "masked", {{"bases", "x"}});
+}
+
 TEST(Trainer, ANonFiniteLossStopsBeforeTheUpdate) {
   for (const bool async_save : {false, true}) {
     const TempFolder folder;

@@ -396,12 +396,20 @@ TEST(HfExport, NeverReplacesWhatIsNotAnExport) {
   run(false);  // empty is as good as absent
   EXPECT_EQ(testing::read_bytes(folder / "out/tokenizer.json"), "{}");
   expect_error([&] { run(false); }, "the folder is not empty");
-  fs::remove(folder / "out/config.json");
   run(true);
-  EXPECT_TRUE(fs::exists(folder / "out/config.json"));
-  write_bytes(folder / "out/thesis.tex", "x");
-  expect_error([&] { run(true); }, "holds 'thesis.tex', which is not part of an exported checkpoint");
-  EXPECT_TRUE(fs::exists(folder / "out/thesis.tex"));
+  for (const char* name :
+       {"thesis.tex", "README.md", "special_tokens_map.json", "model-00001-of-00099.safetensors"}) {
+    write_bytes(folder / "out" / name, "x");
+    expect_error([&] { run(true); }, fmt::format("holds '{}', which no export wrote", name));
+    EXPECT_EQ(testing::read_bytes(folder / "out" / name), "x");
+    fs::remove(folder / "out" / name);
+  }
+  run(true);
+  for (const char* text : {"{\"model_type\": \"mixtral\"}", "[]", "{"}) {
+    write_bytes(folder / "out/config.json", text);
+    expect_error([&] { run(true); }, "holds no export of biomoe");
+    EXPECT_EQ(testing::read_bytes(folder / "out/config.json"), text);
+  }
   fs::remove_all(folder / "out");
   write_bytes(folder / "out", "a file");
   expect_error([&] { run(true); }, "is not a folder");

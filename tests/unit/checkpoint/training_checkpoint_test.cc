@@ -1,5 +1,9 @@
 #include "biomoe/checkpoint/training_checkpoint.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "biomoe/checkpoint/training_state.h"
@@ -157,10 +161,11 @@ TEST_F(TrainingCheckpointTest, VerifyNamesWhatIsWrong) {
   expect_problem("bytes, " + std::to_string(good.size()) + " were written");
   fs::remove(shard);
   expect_problem("exp_avg.safetensors");
+  write_bytes(folder_ / "aside", good);
+  fs::create_symlink(folder_ / "aside", shard);
+  expect_problem("is a link that leads out of the folder");
+  fs::remove(shard);
   write_bytes(shard, good);
-  write_bytes(step_file(3, "stray"), "x");
-  expect_problem("'stray' is not a file of this checkpoint");
-  fs::remove(step_file(3, "stray"));
   fs::rename(step_file(3, "checksums.json"), folder_ / "aside");
   expect_problem("checksums.json: cannot open");
   fs::rename(folder_ / "aside", step_file(3, "checksums.json"));
@@ -176,9 +181,105 @@ TEST_F(TrainingCheckpointTest, LatestGoodPassesOverDamagedOnes) {
   write_bytes(step_file(3, "exp_avg.safetensors"), bytes);
   fs::resize_file(step_file(2, "exp_avg.safetensors"), 100);
   EXPECT_EQ(checkpoints.latest_good()->step, 1);
-  ASSERT_EQ(warnings_.size(), 1u);
+  ASSERT_EQ(warnings_.size(), 2u);
   EXPECT_NE(warnings_[0].find("step_3 is damaged and passed over"), std::string::npos) << warnings_[0];
+  EXPECT_NE(warnings_[1].find("step_2 is damaged and passed over"), std::string::npos) << warnings_[1];
   EXPECT_EQ(steps(checkpoints), (std::vector<int64_t>{1, 3}));  // 2 is not complete
+  // What is made next is newer than all that was passed over, which then is not told again.
+  save(checkpoints, 2);
+  warnings_.clear();
+  EXPECT_EQ(checkpoints.latest_good()->step, 2);
+  EXPECT_TRUE(warnings_.empty());
+}
+
+TEST_F(TrainingCheckpointTest, EveryKindOfDamageIsNamed) {
+  const CheckpointStore checkpoints = store();
+  const fs::path newest = checkpoints.step_path(2);
+  const std::vector<std::pair<std::string, std::function<void()>>> cases = {
+      {"bytes, ", [&] { fs::resize_file(newest / "exp_avg.safetensors", 100); }},
+      {"'exp_avg.safetensors' is missing", [&] { fs::remove(newest / "exp_avg.safetensors"); }},
+      {"checksums.json: ", [&] { fs::remove(newest / "checksums.json"); }},
+      {"state.json: ", [&] { fs::remove(newest / "state.json"); }},
+      {"a link that leads out",
+       [&] {
+         fs::rename(newest / "exp_avg.safetensors", folder_ / "aside");
+         fs::create_symlink(folder_ / "aside", newest / "exp_avg.safetensors");
+       }},
+      {"it holds step 2; rename it back to step_2", [&] { fs::rename(newest, checkpoints.step_path(3)); }},
+  };
+  for (const auto& [what, damage] : cases) {
+    SCOPED_TRACE(what);
+    fs::remove_all(folder_ / "checkpoints");
+    save(checkpoints, 1);
+    save(checkpoints, 2);
+    damage();
+    fs::remove(folder_ / "checkpoints/latest");
+    warnings_.clear();
+    EXPECT_EQ(checkpoints.latest_good()->step, 1);
+    ASSERT_EQ(warnings_.size(), 1u);
+    EXPECT_NE(warnings_[0].find(what), std::string::npos) << warnings_[0];
+  }
+}
+
+TEST_F(TrainingCheckpointTest, ForeignFilesAreNothingToACheckpoint) {
+  const CheckpointStore checkpoints = store();
+  save(checkpoints, 1);
+  save(checkpoints, 2);
+  for (const char* name : {".DS_Store", "notes.txt"}) write_bytes(step_file(2, name), "x");
+  EXPECT_EQ(checkpoints.latest_good()->step, 2);
+  EXPECT_EQ(steps(checkpoints), (std::vector<int64_t>{1, 2}));
+  EXPECT_TRUE(checkpoints.verify(2).ok());
+  EXPECT_TRUE(warnings_.empty());
+}
+
+TEST_F(TrainingCheckpointTest, WithoutOneThatCanBeUsedThereIsNoStart) {
+  const CheckpointStore checkpoints = store();
+  EXPECT_TRUE(checkpoints.empty());
+  for (int64_t step : {1, 2, 3}) save(checkpoints, step);
+  fs::resize_file(step_file(1, "exp_avg.safetensors"), 100);
+  fs::remove(step_file(2, "state.json"));
+  std::string bytes = read_bytes(step_file(3, "exp_avg.safetensors"));
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write_bytes(step_file(3, "exp_avg.safetensors"), bytes);
+  fs::remove(folder_ / "checkpoints/latest");
+  expect_error([&] { checkpoints.latest_good(); }, "none of its 3 checkpoints can be used");
+  ASSERT_EQ(warnings_.size(), 3u);
+  for (const char* name : {"step_1 ", "step_2 ", "step_3 "}) {
+    EXPECT_TRUE(std::any_of(warnings_.begin(), warnings_.end(), [&](const std::string& line) {
+      return line.find(name) != std::string::npos;
+    })) << name;
+  }
+  EXPECT_FALSE(checkpoints.empty());
+  expect_error([&] { find_checkpoint(folder_.path()); }, "none of its 3 checkpoints can be used");
+}
+
+TEST_F(TrainingCheckpointTest, ANewerFormatIsRefusedAndNotPassedOver) {
+  const CheckpointStore checkpoints = store();
+  save(checkpoints, 1);
+  save(checkpoints, 2);
+  replace_text(step_file(2, "state.json"), "\"format_version\": 1", "\"format_version\": 99");
+  expect_error([&] { checkpoints.latest_good(); },
+               "step_2/state.json: format version 99 was written by biomoe");
+}
+
+TEST_F(TrainingCheckpointTest, WhereNothingCanBeSavedIsKnownBefore) {
+  store().require_writable();
+  EXPECT_FALSE(fs::exists(folder_ / "checkpoints"));
+  write_bytes(folder_ / "checkpoints", "x");
+  expect_error([&] { store().require_writable(); }, "checkpoints is not a folder");
+  expect_error([&] { CheckpointStore(folder_ / "checkpoints/below/it").require_writable(); },
+               "checkpoints is not a folder");
+  fs::remove(folder_ / "checkpoints");
+  fs::create_symlink(folder_ / "nowhere", folder_ / "checkpoints");
+  expect_error([&] { store().require_writable(); }, "checkpoints cannot be saved there");
+  fs::remove(folder_ / "checkpoints");
+  fs::create_directories(folder_ / "checkpoints/latest");
+  expect_error([&] { store().require_writable(); }, "latest: is in the way");
+  fs::remove_all(folder_ / "checkpoints");
+  fs::create_directory(folder_ / "checkpoints");
+  fs::permissions(folder_ / "checkpoints", fs::perms::owner_read | fs::perms::owner_exec);
+  if (geteuid() != 0) expect_error([&] { store().require_writable(); }, "Permission denied");
+  fs::permissions(folder_ / "checkpoints", fs::perms::owner_all);
 }
 
 TEST_F(TrainingCheckpointTest, ThePointerMayBeBehindOrBroken) {
@@ -195,6 +296,9 @@ TEST_F(TrainingCheckpointTest, ThePointerMayBeBehindOrBroken) {
   }
   EXPECT_EQ(warnings_.size(), 6u);
   fs::remove(folder_ / "checkpoints/latest");
+  EXPECT_EQ(checkpoints.latest_good()->step, 2);
+  fs::create_directory(folder_ / "checkpoints/latest");
+  EXPECT_FALSE(checkpoints.latest());
   EXPECT_EQ(checkpoints.latest_good()->step, 2);
 }
 
@@ -251,6 +355,8 @@ TEST_F(TrainingCheckpointTest, FindsCheckpointsFromTheirRun) {
   EXPECT_EQ(find_checkpoint(folder_.path()), step2);
   EXPECT_EQ(find_checkpoint(folder_ / "checkpoints"), step2);
   EXPECT_EQ(find_checkpoint(store().step_path(1)), store().step_path(1));
+  expect_error([&] { find_checkpoint(folder_ / "checkpoints/latest"); },
+               "latest: is a file; name the run folder");
   const TempFolder other;
   expect_error([&] { find_checkpoint(other.path()); }, "holds no complete training checkpoint");
   expect_error([&] { find_checkpoint(other / "absent"); }, "holds no complete training checkpoint");
@@ -292,6 +398,9 @@ TEST(TrainingState, GoesThroughJson) {
     json without = written;
     without.erase(key);
     expect_error([&] { TrainingState::from_json(without, "state.json"); }, key);
+    json damaged = written;
+    damaged[key] = {1, "x"};  // a list: no member is one
+    expect_error([&] { TrainingState::from_json(damaged, "state.json"); }, key);
   }
 }
 
