@@ -5,6 +5,7 @@
 #include "biomoe/checkpoint/hf_export.h"
 #include "biomoe/checkpoint/hf_import.h"
 #include "biomoe/checkpoint/training_state.h"
+#include "biomoe/core/console.h"
 #include "biomoe/optim/optimizer.h"
 #include "biomoe/train/loaded_model.h"
 #include "biomoe/train/model_image.h"
@@ -48,7 +49,7 @@ void export_checkpoint(const Options& options) {
 // A training checkpoint with these weights and fresh moments, to continue from.
 void import_checkpoint(const Options& options) {
   const HfConfig source = read_hf_config(options.source);
-  for (const auto& line : source.notes) fmt::print(stderr, "note: {}\n", line);
+  for (const auto& line : source.notes) tell(stderr, "note: {}\n", line);
   Model model(source.model, {.max_tokens = 0, .max_seqlen = 1, .num_threads = 1, .training = false});
   const HfImportReport report =
       import_hf(options.source, source.model, model.parameters(), model.weights_A().f32());

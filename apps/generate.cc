@@ -1,6 +1,7 @@
 #include "biomoe/train/generate.h"
 #include "apps/commands.h"
 #include "biomoe/config/fields.h"
+#include "biomoe/core/console.h"
 
 namespace biomoe::apps {
 namespace {
@@ -8,11 +9,11 @@ namespace {
 // Why the continuation is shorter than asked for, on standard error: standard output is the sequence alone.
 void explain_stop(const Generated& result, int64_t wanted, int64_t window) {
   if (result.stop == GenerateStop::kEos) {
-    fmt::print(stderr, "ended by the model after {} of {} tokens\n", result.tokens, wanted);
+    tell(stderr, "ended by the model after {} of {} tokens\n", result.tokens, wanted);
   } else if (result.stop == GenerateStop::kWindowFull) {
-    fmt::print(stderr,
-               "stopped after {} of {} tokens: the window of {} tokens is full; --max-seq-length widens it\n",
-               result.tokens, wanted, window);
+    tell(stderr,
+         "stopped after {} of {} tokens: the window of {} tokens is full; --max-seq-length widens it\n",
+         result.tokens, wanted, window);
   }
 }
 
@@ -43,7 +44,7 @@ void add_generate(CLI::App& app) {
     options->load.device = choice_of<DeviceChoice>("--device", options->device, kDeviceChoiceNames);
     LoadedModel loaded = load_model(options->checkpoint, options->load);
     const Generated result = generate(loaded, options->generate);
-    fmt::print(stderr, "on {}\n", describe_device(*loaded.model));
+    tell(stderr, "on {}\n", describe_device(*loaded.model));
     fmt::print("{}{}\n", options->generate.prompt, result.text);
     explain_stop(result, options->generate.max_new_tokens, loaded.model->limits().max_seqlen);
   });

@@ -1,12 +1,17 @@
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <iostream>
 #include <new>
 #include <string_view>
 
 #include "apps/commands.h"
 #include "biomoe/config/node.h"
+#include "biomoe/core/console.h"
 #include "biomoe/core/error.h"
 #include "biomoe/core/version.h"
 
@@ -29,8 +34,11 @@ std::string one_line(std::string_view text) {
   return line;
 }
 
+constexpr std::string_view kUnwritten =
+    "standard output could not be written; look at the disk or the program that it goes to";
+
 int report(std::string_view what, int status) {
-  fmt::print(stderr, "biomoe: {}\n", one_line(what));
+  tell(stderr, "biomoe: {}\n", one_line(what));
   return status;
 }
 
@@ -81,14 +89,23 @@ bool is_users(const std::error_code& code) {
   return false;
 }
 
+// A stream that is closed at the start is an empty one: else the next file that is opened, a checkpoint
+// maybe, would have its number and be written into.
+void open_closed_streams() {
+  int opened = open("/dev/null", O_RDWR);
+  while (opened >= 0 && opened <= STDERR_FILENO) opened = open("/dev/null", O_RDWR);
+  if (opened >= 0) close(opened);
+}
+
 int run(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
     // What was printed may still be in a buffer: a full disk or a closed pipe shows only now.
-    if (std::fflush(stdout) != 0) return report("the output could not be written", 1);
+    if (std::fflush(stdout) != 0) return report(kUnwritten, 1);
     return 0;
   } catch (const CLI::Success& success) {
-    return app.exit(success);
+    app.exit(success);
+    return std::cout.flush() ? 0 : report(kUnwritten, 1);
   } catch (const CLI::ParseError& error) {
     return report(explain(app, error, argc, argv), 2);
   } catch (const Error& error) {
@@ -110,6 +127,7 @@ int run(CLI::App& app, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace biomoe::apps;
+  open_closed_streams();
   // A file-size limit then is an error that names the file, and not a death in the middle of a save.
   std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app(

@@ -1,6 +1,7 @@
 #include "apps/commands.h"
 #include "apps/config_options.h"
 #include "biomoe/core/clock.h"
+#include "biomoe/core/console.h"
 #include "biomoe/train/ranks.h"
 #include "biomoe/train/trainer.h"
 
@@ -8,8 +9,8 @@ namespace biomoe::apps {
 namespace {
 
 void print_sanity(const SanityReport& report) {
-  for (const std::string& line : report.passed) fmt::print("  {}\n", line);
-  if (report.ok()) fmt::print("PASS\n");
+  for (const std::string& line : report.passed) tell(stdout, "  {}\n", line);
+  if (report.ok()) tell(stdout, "PASS\n");
 }
 
 void run(const ConfigOptions& options, double started) {
@@ -23,7 +24,7 @@ void run(const ConfigOptions& options, double started) {
       fmt::print("validation: {} bases, {:.4f} nats/base, {:.4f} bits/base\n", summary.validation->bases,
                  summary.validation->nats_per_base(), summary.validation->bits_per_base());
     }
-    if (first && !summary.checkpoint.empty()) fmt::print("checkpoint: {}\n", summary.checkpoint);
+    if (first && !summary.checkpoint.empty()) tell(stdout, "checkpoint: {}\n", summary.checkpoint);
     if (!summary.sanity) return;
     if (first) print_sanity(*summary.sanity);
     if (!summary.sanity->ok()) throw failure("FAIL: {}", summary.sanity->failed.front());

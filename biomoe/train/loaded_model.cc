@@ -6,6 +6,7 @@
 #include "biomoe/checkpoint/hf_import.h"
 #include "biomoe/checkpoint/training_checkpoint.h"
 #include "biomoe/checkpoint/training_state.h"
+#include "biomoe/core/console.h"
 #include "biomoe/ops/device.h"
 #include "biomoe/train/model_image.h"
 #include "biomoe/train/run_config.h"
@@ -17,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 void warn(const std::string& line) {
-  fmt::print(stderr, "{}\n", line);
+  tell(stderr, "{}\n", line);
 }
 
 bool is_hugging_face(const fs::path& folder) {

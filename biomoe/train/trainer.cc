@@ -9,6 +9,7 @@
 #include "biomoe/checkpoint/hf_import.h"
 #include "biomoe/checkpoint/ranked_save.h"
 #include "biomoe/core/clock.h"
+#include "biomoe/core/console.h"
 #include "biomoe/core/file.h"
 #include "biomoe/core/version.h"
 #include "biomoe/dist/gpus.h"
@@ -24,7 +25,7 @@ namespace fs = std::filesystem;
 constexpr double kResumePatience = 20;
 
 void note(const std::string& line) {
-  fmt::print(stderr, "{}\n", line);
+  tell(stderr, "{}\n", line);
 }
 
 nlohmann::json model_json(const ModelConfig& config) {
@@ -287,7 +288,7 @@ TrainSummary Trainer::run() {
     }
     train(log ? &*log : nullptr);
   } else if (ranks_->first()) {
-    fmt::print("training is complete at step {}\n", step_);
+    tell(stdout, "training is complete at step {}\n", step_);
   }
   if (config_.checkpoint.save_final_model) save();
   if (saver_) saver_->wait();
@@ -312,7 +313,7 @@ TrainSummary Trainer::run() {
 }
 
 void Trainer::print_head() const {
-  fmt::print("{}", dataset_.report.text());
+  tell(stdout, "{}", dataset_.report.text());
   const ParameterList& parameters = model_->parameters();
   const int threads = model_->limits().num_threads;
   const MeshSize mesh = ranks_->mesh.place().size;
@@ -320,18 +321,18 @@ void Trainer::print_head() const {
                                 ? ""
                                 : fmt::format("{} ranks (dp {} x ep {}, {} on this host), each with ",
                                               mesh.world(), mesh.dp, mesh.ep, ranks_->on_host);
-  fmt::print("{} parameters, {} active a token; {}{} threads\n", parameters.num_parameters(),
-             parameters.num_active_parameters(), ranks, threads);
+  tell(stdout, "{} parameters, {} active a token; {}{} threads\n", parameters.num_parameters(),
+       parameters.num_active_parameters(), ranks, threads);
   if (config_.fp8_config.enabled) {
-    fmt::print("{}: emulated exactly, in {}\n",
-               kFp8RecipeNames[static_cast<size_t>(config_.fp8_config.fp8_recipe)],
-               dtype_name(model_->types().activation));
+    tell(stdout, "{}: emulated exactly, in {}\n",
+         kFp8RecipeNames[static_cast<size_t>(config_.fp8_config.fp8_recipe)],
+         dtype_name(model_->types().activation));
   }
   if (const ModelLimits& limits = model_->limits(); limits.device != Device::kCpu && limits.place.size.ep > 1)
-    fmt::print("rows go to the experts of other GPUs {}\n",
-               limits.expert_messages ? "in messages (nccl)" : "by direct stores (p2p)");
+    tell(stdout, "rows go to the experts of other GPUs {}\n",
+         limits.expert_messages ? "in messages (nccl)" : "by direct stores (p2p)");
   if (!ranks_->mesh.alone() && config_.checkpoint.async_save && config_.checkpoint.save_every_n_steps > 0)
-    fmt::print("checkpoint.async_save: ranks save together, in the foreground\n");
+    tell(stdout, "checkpoint.async_save: ranks save together, in the foreground\n");
 }
 
 void Trainer::write_summary(const TrainSummary& summary, double seconds) const {

@@ -27,6 +27,7 @@ namespace fs = std::filesystem;
     const rlimit limit{command.max_file_bytes, command.max_file_bytes};
     setrlimit(RLIMIT_FSIZE, &limit);
   }
+  for (const int stream : command.closed) close(stream);
   for (const std::string& variable : command.environment) putenv(const_cast<char*>(variable.c_str()));
   execv(command.program.c_str(), arguments);
   _exit(127);
@@ -48,7 +49,8 @@ Child::Child(const Command& command)
   const auto argv = pointers(arguments);
   const std::string& out_target = command.out_path.empty() ? out_path_ : command.out_path;
   const int out = open(out_target.c_str(), O_WRONLY | O_CLOEXEC);
-  const int err = open(err_path_.c_str(), O_WRONLY | O_CLOEXEC);
+  const std::string& err_target = command.err_path.empty() ? err_path_ : command.err_path;
+  const int err = open(err_target.c_str(), O_WRONLY | O_CLOEXEC);
   pid_ = fork();
   if (pid_ == 0) become(command, argv.data(), out, err);
   close(out);

@@ -28,7 +28,8 @@ struct Command {
   std::vector<std::string> environment = {};  // NAME=value, beside what is there
   std::string folder;                         // where it runs; "" for the test's own
   uint64_t max_file_bytes = 0;                // RLIMIT_FSIZE, 0 for none
-  std::string out_path;                       // where stdout goes; "" to be kept
+  std::string out_path, err_path;             // where stdout and stderr go; "" to be kept
+  std::vector<int> closed = {};               // descriptors that it starts without
 };
 
 // A child that still runs; killed when this goes away first.

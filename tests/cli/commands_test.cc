@@ -170,6 +170,50 @@ TEST_F(Commands, OutputThatCannotBeWrittenIsAFailure) {
   const Outcome outcome = Child(command_).wait();
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.err, StartsWith("biomoe: "));
+  command_.arguments = {"--help"};
+  EXPECT_EQ(Child(command_).wait().status, 1);
+}
+
+TEST_F(Commands, AMessageThatCannotBeWrittenIsLostAndNothingElse) {
+  Command refused = command({"eval", "--checkpoint", "nope", "--data", path("genome.fa")});
+  refused.closed = {STDERR_FILENO};
+  EXPECT_EQ(Child(refused).wait().status, 2);
+  if (std::filesystem::exists("/dev/full")) {
+    refused.closed.clear();
+    refused.err_path = "/dev/full";
+    EXPECT_EQ(Child(refused).wait().status, 2);
+  }
+}
+
+TEST_F(Commands, ClosedStreamsAreNotTakenForFiles) {
+  const auto without_streams = [&](Words words) {
+    SCOPED_TRACE(words.front());
+    Command made = command(std::move(words));
+    made.closed = {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO};
+    EXPECT_EQ(Child(made).wait().status, 0);
+  };
+  const Words save{"num_train_steps=6", "checkpoint.save_every_n_steps=1"};
+  ASSERT_EQ(train("whole", save).status, 0);
+  without_streams(train_arguments("run", save));
+  std::filesystem::remove_all(path("run/checkpoints/step_6"));
+  write("run/checkpoints/latest", "step_5\n");
+  without_streams(train_arguments("run", save));  // says that it resumes
+  const std::string weights = "/checkpoints/step_6/model.safetensors";
+  EXPECT_TRUE(read_file(path("run" + weights)) == read_file(path("whole" + weights)));
+  without_streams(
+      {"eval", "--checkpoint", path("run"), "--data", path("genome.fa"), "--json", path("eval.json")});
+  EXPECT_TRUE(nlohmann::json::parse(read_file(path("eval.json"))).is_object());
+  without_streams({"checkpoint", "export", path("run"), path("hf")});
+  without_streams({"checkpoint", "import", path("hf"), path("back")});
+  EXPECT_EQ(run({"checkpoint", "verify", path("back")}).status, 0);
+}
+
+TEST_F(Commands, ATrainingRunDoesNotNeedItsOutput) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
+  Command made = command(train_arguments("run"));
+  made.out_path = made.err_path = "/dev/full";
+  EXPECT_EQ(Child(made).wait().status, 0);
+  EXPECT_TRUE(std::filesystem::exists(path("run/checkpoints/step_4")));
 }
 
 TEST_F(Commands, BenchWritesItsFigures) {
