@@ -14,7 +14,7 @@ namespace {
 void check_options(const GenerateOptions& options) {
   if (options.max_new_tokens < 0) throw user_error("max-new-tokens={} is below 0", options.max_new_tokens);
   if (!(std::isfinite(options.temperature) && options.temperature >= 0)) {
-    throw user_error("temperature={} must be at least 0", options.temperature);
+    throw user_error("temperature={} must be a finite number of at least 0", options.temperature);
   }
   if (options.top_k < 0) throw user_error("top-k={} is below 0", options.top_k);
   if (!(options.top_p > 0 && options.top_p <= 1))

@@ -200,6 +200,11 @@ TEST_F(BadInput, OptionsOfATrainedModelOutOfRange) {
   refused({"ACGT", "--top-p", "0"}, {"top-p"});
   refused({"ACGT", "--top-k", "-1"}, {"top-k"});
   refused({"ACGT", "--max-new-tokens", "-1"}, {"max-new-tokens"});
+  refused({"ACGT", "--max-new-tokens", "99999999999999999999"}, {"--max-new-tokens", "64 bits"});
+  refused({"ACGT", "--max-seq-length", "0"}, {"--max-seq-length", "0 is below 1"});
+  refused({"ACGT", "--max-seq-length", "-1"}, {"--max-seq-length", "-1 is below 1"});
+  refused({"ACGT", "--seed", "-1"}, {"--seed", "-1 is below 0"});
+  refused({"ACGT", "--seed", "18446744073709551616"}, {"--seed", "64 bits"});
   refused({"ACGT", "--threads", "-1"}, {"-1"});
   refused({"ACGT", "--threads", "100000000"}, {"100000000"});
   const std::vector<std::string> eval{"eval", "--checkpoint", path("run"), "--data", path("genome.fa")};
