@@ -21,8 +21,7 @@ void run(const ConfigOptions& options, double started) {
     Trainer trainer(std::move(config), started, ranks);
     const TrainSummary summary = trainer.run();
     if (first && summary.validation) {
-      fmt::print("validation: {} bases, {:.4f} nats/base, {:.4f} bits/base\n", summary.validation->bases,
-                 summary.validation->nats_per_base(), summary.validation->bits_per_base());
+      tell(stdout, "validation: {} bases, {}\n", summary.validation->bases, score_text(*summary.validation));
     }
     if (first && !summary.checkpoint.empty()) tell(stdout, "checkpoint: {}\n", summary.checkpoint);
     if (!summary.sanity) return;

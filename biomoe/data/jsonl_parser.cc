@@ -42,7 +42,9 @@ class JsonlParser : public RecordParser {
     if (!object.is_object()) throw error("a JSON object was expected, not {}", object.type_name());
     const auto text = object.find(text_column_);
     if (text == object.end())
-      throw error("no field \"{}\"; set text_column to the field that holds the sequence", text_column_);
+      throw error(
+          "no field \"{}\"; name the field that holds the sequence: dataset.text_column, or --text-column",
+          text_column_);
     if (!text->is_string())
       throw error("the field \"{}\" is a {}, not a string", text_column_, text->type_name());
     sink_.begin_record(record_name(object));

@@ -252,8 +252,7 @@ void Trainer::train(RunLog* log) {
       const Evaluation validation = validate(config_.validation.max_batches);
       if (log) {
         log->validation(step_, validation);
-        log->print_line(
-            fmt::format("step {}  validation {:.4f} nats/base", step_, validation.nats_per_base()));
+        log->print_line(fmt::format("step {}  validation {}", step_, score_text(validation)));
       }
     }
     if (due(config_.checkpoint.save_every_n_steps)) save();
@@ -352,9 +351,7 @@ void Trainer::write_summary(const TrainSummary& summary, double seconds) const {
     json["device_memory_planned_bytes"] = plan_run_memory(config_, &dataset_).gpu_total();
   }
   if (summary.validation) {
-    json["validation"] = {{"bases", summary.validation->bases},
-                          {"nats_per_base", summary.validation->nats_per_base()},
-                          {"bits_per_base", summary.validation->bits_per_base()}};
+    json["validation"] = score_json(summary.validation->bases, summary.validation->nats);
   }
   replace_file(fs::path(config_.run_dir) / "summary.json", json.dump(2) + "\n");
 }

@@ -215,6 +215,11 @@ TEST_F(BadInput, OptionsOfATrainedModelOutOfRange) {
     expect_error(run(words), 2, parts);
   };
   not_evaluated({"--max-seq-length", "-5"}, {"-5"});
+  not_evaluated({"--max-seq-length", "0"}, {"--max-seq-length", "0 is below 1"});
+  not_evaluated({"--holdout-fraction", "nan"}, {"--holdout-fraction", "not a finite number"});
+  not_evaluated({"--json", path("genome.fa")}, {"genome.fa", "an input"});
+  not_evaluated({"--json", path("run/checkpoints/step_1/model.safetensors")}, {"an input"});
+  not_evaluated({"--data", path("genome.fa")}, {"genome.fa", "named twice"});
   not_evaluated({"--max-seq-length", "1000000000"}, {"1000000000"});
   not_evaluated({"--stride", "64"}, {"stride"});
   not_evaluated({"--stride", "-5"}, {"stride"});

@@ -105,6 +105,26 @@ TEST_F(Commands, AMissingOptionIsNamed) {
   expect_error(run({"checkpoint", "export", "only-one"}), 2, {"destination"});
 }
 
+TEST_F(Commands, NothingScoredIsNoPerfectScore) {
+  ASSERT_EQ(train("run", {"num_train_steps=1"}).status, 0);
+  const std::string masked = write("n.fa", ">a\n" + std::string(40, 'N') + "\n");
+  const Outcome outcome =
+      run({"eval", "--checkpoint", path("run"), "--data", masked, "--json", path("eval.json")});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, ::testing::ContainsRegex("model +0 +- +- +-  nothing was scored\n"));
+  const auto total = nlohmann::json::parse(read_file(path("eval.json")))["total"];
+  for (const char* figure : {"nats_per_base", "bits_per_base", "perplexity"})
+    EXPECT_TRUE(total.at(figure).is_null()) << figure;
+
+  const Outcome training = train(
+      "masked", {"num_train_steps=1", "dataset.validation_fraction=0", "dataset.validation_path=" + masked});
+  EXPECT_EQ(training.status, 0) << training.err;
+  EXPECT_THAT(training.out, HasSubstr("validation: 0 bases, nothing was scored"));
+  const auto summary = nlohmann::json::parse(read_file(path("masked/summary.json")));
+  EXPECT_TRUE(summary["validation"]["nats_per_base"].is_null());
+  EXPECT_THAT(read_file(path("masked/metrics.jsonl")), HasSubstr("\"val_nats_per_base\":null"));
+}
+
 TEST_F(Commands, AnOptionThatIsNoNumberIsRefused) {
   expect_error(run({"generate", "--checkpoint", "x", "--seed", "many"}), 2, {"--seed", "many"});
   expect_error(run({"generate", "--checkpoint", "x", "--device", "tpu"}), 2, {"--device", "tpu"});

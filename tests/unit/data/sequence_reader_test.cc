@@ -205,7 +205,7 @@ TEST(Jsonl, ReadsTheNamedField) {
 }
 
 TEST(Jsonl, FaultsNameTheLineAndTheField) {
-  EXPECT_REFUSED("{\"text\": \"A\"}\n{\"other\": \"A\"}\n", "test:2: no field \"text\"; set text_column");
+  EXPECT_REFUSED("{\"text\": \"A\"}\n{\"other\": \"A\"}\n", "test:2: no field \"text\"; name the field");
   EXPECT_REFUSED("{\"text\": 5}\n", "test:1: the field \"text\" is a number");
   EXPECT_REFUSED("{\"text\": null}\n", "the field \"text\" is a null");
   EXPECT_REFUSED("{\"text\": \"A\"\n", "test:1: not valid JSON");
