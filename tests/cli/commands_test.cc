@@ -105,6 +105,13 @@ TEST_F(Commands, AMissingOptionIsNamed) {
   expect_error(run({"checkpoint", "export", "only-one"}), 2, {"destination"});
 }
 
+TEST_F(Commands, AFolderForTemporaryFilesIsNotNeededForAFewSequences) {
+  Command made = command(train_arguments("run", {"num_train_steps=1"}));
+  made.environment = {"TMPDIR=/nonexistent"};
+  const Outcome outcome = Child(made).wait();
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+}
+
 TEST_F(Commands, NothingScoredIsNoPerfectScore) {
   ASSERT_EQ(train("run", {"num_train_steps=1"}).status, 0);
   const std::string masked = write("n.fa", ">a\n" + std::string(40, 'N') + "\n");
