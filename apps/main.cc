@@ -10,10 +10,12 @@
 #include <string_view>
 
 #include "apps/commands.h"
+#include "biomoe/config/launch.h"
 #include "biomoe/config/node.h"
 #include "biomoe/core/console.h"
 #include "biomoe/core/error.h"
 #include "biomoe/core/version.h"
+#include "biomoe/data/alphabet.h"
 
 namespace biomoe::apps {
 namespace {
@@ -40,6 +42,33 @@ constexpr std::string_view kUnwritten =
 int report(std::string_view what, int status) {
   tell(stderr, "biomoe: {}\n", one_line(what));
   return status;
+}
+
+// What no command can mean, refused before any of them reads it.
+void check_arguments(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i], before = argv[i - 1];
+    if (!is_text(word)) {
+      throw user_error("{}: not UTF-8 text; correct it, or rename the file that it names",
+                       printable_utf8(word));
+    }
+    if (word.empty() && before != "--prompt")
+      throw user_error("the argument after {} is empty; give a value or leave both out", before);
+    if (word.starts_with("--") && word.find('=') == word.size() - 1)
+      throw user_error("{} has no value after '='; give one or leave it out", word);
+  }
+}
+
+// Files would be written by all at once, and figures told as often.
+void run_as_one_process(CLI::App& command) {
+  command.parse_complete_callback([&command] {
+    const Launch launch = read_launch();
+    if (launch.processes > 1)
+      throw user_error(
+          "{}: runs as one process, and {} were started; start it without mpirun, srun or torchrun's "
+          "variables",
+          command.get_name(), launch.processes);
+  });
 }
 
 std::string suggestion(const std::string& word, const std::vector<std::string>& names) {
@@ -99,6 +128,7 @@ void open_closed_streams() {
 
 int run(CLI::App& app, int argc, char** argv) {
   try {
+    check_arguments(argc, argv);
     app.parse(argc, argv);
     // What was printed may still be in a buffer: a full disk or a closed pipe shows only now.
     if (std::fflush(stdout) != 0) return report(kUnwritten, 1);
@@ -140,5 +170,11 @@ int main(int argc, char** argv) {
                    add_bench, add_info, add_selftest}) {
     add(app);
   }
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    const std::string name = command->get_name();
+    if (name != "train" && name != "selftest" && name != "bench") run_as_one_process(*command);
+  }
+  CLI::App* bench = app.get_subcommand("bench");
+  for (const char* name : {"moe", "ops"}) run_as_one_process(*bench->get_subcommand(name));
   return run(app, argc, argv);
 }

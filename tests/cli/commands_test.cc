@@ -105,6 +105,37 @@ TEST_F(Commands, AMissingOptionIsNamed) {
   expect_error(run({"checkpoint", "export", "only-one"}), 2, {"destination"});
 }
 
+TEST_F(Commands, AnEmptyValueIsRefused) {
+  for (const Words& words : {Words{"train", "--config", ""},
+                             {"train", "--config-name", ""},
+                             {"train", "--config=", "seed=1"},
+                             {"eval", "--checkpoint", "x", "--data", path("genome.fa"), "--json", ""},
+                             {"checkpoint", "import", "hf", ""},
+                             {"checkpoint", "export", "run", ""}}) {
+    SCOPED_TRACE(::testing::PrintToString(words));
+    const auto before = listing(folder_.path());
+    expect_error(run(words), 2, {words.back() == "seed=1" ? "--config=" : words[words.size() - 2]});
+    EXPECT_EQ(listing(folder_.path()), before);
+  }
+  expect_error(run({"generate", "--checkpoint", "x", "--prompt="}), 2, {"--prompt= has no value"});
+  // An empty prompt is one: the model then starts from BOS.
+  expect_error(run({"generate", "--checkpoint", "x", "--prompt", ""}), 2, {"x: no such checkpoint"});
+}
+
+TEST_F(Commands, SeveralProcessesAreRefusedWhereTheyWouldAllDoTheSame) {
+  for (const Words& words : {Words{"eval", "--checkpoint", "x", "--data", path("genome.fa")},
+                             {"generate", "--checkpoint", "x"},
+                             {"checkpoint", "import", "x", "y"},
+                             {"checkpoint", "export", "x", "y"},
+                             {"data", "inspect", path("genome.fa")},
+                             {"bench", "moe"}}) {
+    SCOPED_TRACE(::testing::PrintToString(words));
+    Command made = command(words);
+    made.environment = {"OMPI_COMM_WORLD_SIZE=2"};
+    expect_error(Child(made).wait(), 2, {"one process", "2 were started", "without mpirun"});
+  }
+}
+
 TEST_F(Commands, AFolderForTemporaryFilesIsNotNeededForAFewSequences) {
   Command made = command(train_arguments("run", {"num_train_steps=1"}));
   made.environment = {"TMPDIR=/nonexistent"};
