@@ -101,9 +101,13 @@ void add_checkpoint(CLI::App& app) {
     fmt::print("{}", options->json ? summary.dump(1) + "\n" : summary_text(summary));
   });
   verify->callback([options] {
+    std::error_code ignored;
+    if (!std::filesystem::exists(options->source, ignored))
+      throw user_error("{}: no such checkpoint", options->source);
     const nlohmann::json result = verify_any_checkpoint(options->source);
     fmt::print("{}", options->json ? result.dump(1) + "\n" : verify_text(result));
-    if (!result.value("ok", false)) throw user_error("{}: the checkpoint is damaged", options->source);
+    if (!result.value("ok", false))
+      throw user_error("{}: not a sound checkpoint; take another, or another copy of it", options->source);
   });
 }
 

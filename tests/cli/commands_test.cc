@@ -136,6 +136,10 @@ TEST_F(Commands, SeveralProcessesAreRefusedWhereTheyWouldAllDoTheSame) {
   }
 }
 
+TEST_F(Commands, AFolderThatIsNotThereIsNoDamagedCheckpoint) {
+  expect_error(run({"checkpoint", "verify", "nosuch"}), 2, {"nosuch: no such checkpoint"});
+}
+
 TEST_F(Commands, AFolderForTemporaryFilesIsNotNeededForAFewSequences) {
   Command made = command(train_arguments("run", {"num_train_steps=1"}));
   made.environment = {"TMPDIR=/nonexistent"};
