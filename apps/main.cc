@@ -8,6 +8,7 @@
 #include <iostream>
 #include <new>
 #include <string_view>
+#include <system_error>
 
 #include "apps/commands.h"
 #include "biomoe/config/launch.h"
@@ -76,6 +77,21 @@ std::string suggestion(const std::string& word, const std::vector<std::string>& 
   return near.empty() ? "" : fmt::format("; did you mean {}?", near);
 }
 
+// The first option that the command does not have, and the one that may be meant; "" for none.
+std::string unknown_option(const CLI::App& command, int argc, char** argv) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->nonpositional()) names.push_back(option->get_name());
+  }
+  for (int i = 1; i < argc; ++i) {
+    std::string word = argv[i];
+    word = word.substr(0, word.find('='));
+    if (word.starts_with("--") && command.get_option_no_throw(word) == nullptr)
+      return fmt::format("there is no option {}{}", shown(word), suggestion(word, names));
+  }
+  return "";
+}
+
 // The command line in words of the user: which command, what is wrong with it, what was meant.
 std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
   const CLI::App* command = &app;
@@ -94,19 +110,11 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
     command = commands[static_cast<size_t>(found - names.begin())];
     called += word + " ";
   }
-  std::string what = error.what();
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-    std::vector<std::string> names;
-    for (const CLI::Option* option : command->get_options()) {
-      if (option->nonpositional()) names.push_back(option->get_name());
-    }
-    const size_t dash = what.find(" -");
-    if (dash != what.npos) {
-      const std::string word = what.substr(dash + 1, what.find_first_of(" =", dash + 1) - dash - 1);
-      what += suggestion(word, names);
-    }
-  }
-  return fmt::format("{} (see biomoe {}--help)", what, called);
+  const bool incomplete = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+  const std::string unknown = incomplete || dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr
+                                  ? unknown_option(*command, argc, argv)
+                                  : "";
+  return fmt::format("{} (see biomoe {}--help)", unknown.empty() ? error.what() : unknown, called);
 }
 
 bool is_users(const std::error_code& code) {
@@ -143,6 +151,12 @@ int run(CLI::App& app, int argc, char** argv) {
   } catch (const std::filesystem::filesystem_error& error) {
     return report(fmt::format("{}: {}", error.path1().string(), error.code().message()),
                   is_users(error.code()) ? 2 : 1);
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::resource_unavailable_try_again) return report(error.what(), 1);
+    return report(
+        "a thread could not be started: a limit on memory or on processes is reached; raise it (ulimit -v, "
+        "ulimit -u) or ask for fewer threads",
+        1);
   } catch (const std::bad_alloc&) {
     return report("out of memory", 1);
   } catch (const std::length_error&) {

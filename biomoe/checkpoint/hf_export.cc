@@ -43,7 +43,7 @@ void check_destination(const fs::path& destination, const HfExportOptions& optio
   const auto names = folder_names(destination);
   if (names.empty()) return;
   if (!options.overwrite) {
-    throw user_error("{}: the folder is not empty; choose another, or ask for it to be overwritten",
+    throw user_error("{}: the folder is not empty; choose another, or replace an export with --overwrite",
                      destination.string());
   }
   for (const auto& name : names) {

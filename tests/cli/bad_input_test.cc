@@ -195,6 +195,8 @@ TEST_F(BadInput, OptionsOfATrainedModelOutOfRange) {
     expect_error(run(words), 2, parts);
   };
   refused({std::string(5000, 'A')}, {"prompt"});
+  refused({"ACGXT"}, {"'X'", "the vocabulary dna", "it has A B C D G"});
+  refused({"ACGT", "--temperature", "inf"}, {"--temperature", "not a finite number"});
   refused({"ACGT", "--temperature", "-1"}, {"temperature"});
   refused({"ACGT", "--temperature", "nan"}, {"temperature"});
   refused({"ACGT", "--top-p", "0"}, {"top-p"});

@@ -95,6 +95,7 @@ TEST_F(Commands, AnUnknownOptionIsRefusedByEach) {
   }
   expect_error(run({"eval", "--chekpoint", "x", "--data", "y", "--checkpoint", "z"}), 2,
                {"--chekpoint", "did you mean --checkpoint?"});
+  expect_error(run({"data", "inspect", "--nope"}), 2, {"no option '--nope'"});
 }
 
 TEST_F(Commands, AMissingOptionIsNamed) {
