@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "apps/commands.h"
@@ -53,7 +55,12 @@ void import_checkpoint(const Options& options) {
   Model model(source.model, {.max_tokens = 0, .max_seqlen = 1, .num_threads = 1, .training = false});
   const HfImportReport report =
       import_hf(options.source, source.model, model.parameters(), model.weights_A().f32());
-  for (const auto& line : report.notes) fmt::print(stderr, "note: {}\n", line);
+  for (const auto& line : report.notes) tell(stderr, "note: {}\n", line);
+  const float* weights = model.weights_A().f32();
+  if (!std::all_of(weights, weights + model.weights_A().num_elements(),
+                   [](float value) { return std::isfinite(value); }))
+    throw user_error("{}: holds weights that are not finite; biomoe checkpoint verify names them",
+                     options.source);
   Optimizer optimizer(model.parameters(), {});
   TrainingState state;
   state.data = {{"sample", 0}, {"micro_batch", 0}};

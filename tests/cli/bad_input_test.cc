@@ -67,6 +67,25 @@ TEST_F(BadInput, NumbersOutOfRangeNameTheirKey) {
   }
 }
 
+TEST_F(BadInput, WhatCannotBeMeantIsRefused) {
+  refuses({"num_train_steps=1e400"}, {"num_train_steps", "write digits only"});
+  refuses({"fp8_config.enabled="}, {"fp8_config.enabled", "nothing is given"});
+  refuses({"config_kwargs.rms_norm_eps=1e300"}, {"rms_norm_eps", "above 1"});
+  refuses({"config_kwargs.initializer_range=99999999999"}, {"initializer_range", "above 100"});
+  refuses({"seed=1", "dataset.shuffle_seed=1", "seed=2"}, {"'seed=2'", "given twice", "'seed=1'"});
+  refuses({"dataset.path=[" + path("genome.fa") + ", " + path("genome.fa") + "]"}, {"named twice"});
+  refuses({"dataset.validation_fraction=0", "dataset.validation_path=" + path("genome.fa")},
+          {"dataset.validation_path", "genome.fa"});
+  write("two.jsonl", "{\"text\": \"ACGT\", \"text\": \"GGGG\"}\n");
+  refuses({"dataset.path=" + path("two.jsonl")}, {"two.jsonl:1", "\"text\" is given twice"});
+  // A name that is not UTF-8, from the command line and through a pattern.
+  write("latin_\xe9.fa", ">a\nACGT\n");
+  refuses({"dataset.path=" + path("latin_\xe9.fa")}, {"latin_?.fa", "UTF-8"});
+  refuses({"dataset.path=" + path("latin_*.fa")}, {"latin_?.fa", "UTF-8"});
+  expect_error(run({"data", "inspect", path("latin_\xe9.fa")}), 2, {"latin_?.fa", "UTF-8"});
+  expect_error(run({"data", "inspect", path("latin_*.fa")}), 2, {"latin_?.fa", "UTF-8"});
+}
+
 TEST_F(BadInput, LargeSizesAreRefusedByTheirMemory) {
   refuses({"config_kwargs.hidden_size=1048576"}, {"bytes of memory"});
   refuses({"config_kwargs.hidden_size=1048576", "config_kwargs.intermediate_size=1048576",
@@ -234,6 +253,14 @@ TEST_F(BadInput, OptionsOfATrainedModelOutOfRange) {
   }
   expect_error(run({"checkpoint", "export", path("run"), path("hf"), "--dtype", "int8"}), 2, {"int8"});
   EXPECT_FALSE(fs::exists(path("hf")));
+  ASSERT_EQ(run({"checkpoint", "export", path("run"), path("nan")}).status, 0);
+  std::string weights = read_file(path("nan/model.safetensors"));
+  weights.replace(weights.size() - 4, 4, "\xff\xff\xff\x7f");  // of the last value
+  write_file_synced(path("nan/model.safetensors"), weights);
+  expect_error(run({"checkpoint", "import", path("nan"), path("back")}), 2, {"nan", "not finite"});
+  EXPECT_FALSE(fs::exists(path("back")));
+  ASSERT_EQ(run({"checkpoint", "export", path("run"), path("full")}).status, 0);
+  expect_error(run({"checkpoint", "export", path("run"), path("full")}), 2, {"full", "--overwrite"});
 }
 
 TEST_F(BadInput, BenchSizesOutOfRange) {

@@ -82,6 +82,16 @@ Outcome Child::wait() {
   return outcome;
 }
 
+std::vector<std::string> with_overrides(std::vector<std::string> arguments,
+                                        const std::vector<std::string>& overrides) {
+  for (const std::string& override_ : overrides) {
+    const std::string key = override_.substr(0, override_.find('=') + 1);
+    std::erase_if(arguments, [&](const std::string& given) { return given.starts_with(key); });
+  }
+  arguments.insert(arguments.end(), overrides.begin(), overrides.end());
+  return arguments;
+}
+
 CliTest::CliTest() {
   write_fasta("genome.fa", 20000);
 }
@@ -139,13 +149,7 @@ std::vector<std::string> CliTest::train_arguments(const std::string& run,
                                      "config_kwargs.intermediate_size=32",
                                      "config_kwargs.num_hidden_layers=2",
                                      "config_kwargs.num_local_experts=4"};
-  // A key may be given once.
-  for (const std::string& override_ : overrides) {
-    const std::string key = override_.substr(0, override_.find('=') + 1);
-    std::erase_if(arguments, [&](const std::string& given) { return given.starts_with(key); });
-  }
-  arguments.insert(arguments.end(), overrides.begin(), overrides.end());
-  return arguments;
+  return with_overrides(std::move(arguments), overrides);
 }
 
 Outcome CliTest::train(const std::string& run_folder, std::vector<std::string> overrides) const {

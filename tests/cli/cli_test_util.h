@@ -49,6 +49,10 @@ class Child {
   std::string out_path_, err_path_;
 };
 
+// key=value arguments with others in the place of those that have their keys: a key may be given once.
+std::vector<std::string> with_overrides(std::vector<std::string> arguments,
+                                        const std::vector<std::string>& overrides);
+
 // A temporary folder with a synthetic genome and the smallest useful model.
 class CliTest : public ::testing::Test {
  protected:
