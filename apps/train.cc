@@ -1,3 +1,5 @@
+#include <csignal>
+
 #include "apps/commands.h"
 #include "apps/config_options.h"
 #include "biomoe/core/clock.h"
@@ -37,7 +39,11 @@ void run(const ConfigOptions& options, double started) {
 void add_train(CLI::App& app) {
   CLI::App* command = app.add_subcommand("train", "train a model, or continue a run");
   auto options = add_config_options(*command);
-  command->callback([options] { run(*options, now_seconds()); });
+  command->callback([options] {
+    // A pipe that nobody reads any more ends the output and not the run.
+    std::signal(SIGPIPE, SIG_IGN);
+    run(*options, now_seconds());
+  });
 }
 
 }  // namespace biomoe::apps

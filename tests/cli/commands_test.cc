@@ -1,4 +1,6 @@
 // Every command: its help, what it refuses on the command line, and the status it returns.
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <nlohmann/json.hpp>
 
 #include "biomoe/core/file.h"
@@ -166,6 +168,18 @@ TEST_F(Commands, NothingScoredIsNoPerfectScore) {
   const auto summary = nlohmann::json::parse(read_file(path("masked/summary.json")));
   EXPECT_TRUE(summary["validation"]["nats_per_base"].is_null());
   EXPECT_THAT(read_file(path("masked/metrics.jsonl")), HasSubstr("\"val_nats_per_base\":null"));
+}
+
+TEST_F(Commands, ARunGoesOnWhenNobodyReadsItsOutput) {
+  const std::string pipe = path("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  Command made = command(train_arguments("run"));
+  made.out_path = pipe;
+  Child child(made);
+  close(reader);
+  EXPECT_EQ(child.wait().status, 0);
+  EXPECT_TRUE(std::filesystem::exists(path("run/checkpoints/step_4")));
 }
 
 TEST_F(Commands, AnOptionThatIsNoNumberIsRefused) {
