@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "apps/checked_options.h"
 #include "apps/commands.h"
 #include "biomoe/config/fields.h"
 #include "biomoe/core/file.h"
@@ -76,19 +77,19 @@ void check(const BenchOptions& options) {
 }
 
 void add_sizes(CLI::App& command, BenchOptions& options) {
-  command.add_option("--layers", options.model.num_hidden_layers, "layers");
-  command.add_option("--hidden", options.model.hidden_size, "model width");
-  command.add_option("--ffn", options.model.intermediate_size, "expert width");
-  command.add_option("--num-experts", options.model.num_local_experts, "experts");
-  command.add_option("--top-k", options.model.num_experts_per_tok, "experts a token");
-  command.add_option("--heads", options.model.num_attention_heads, "query heads");
-  command.add_option("--kv-heads", options.model.num_key_value_heads, "key/value heads");
-  command.add_option("--vocab", options.model.vocab_size, "vocabulary");
-  command.add_option("--seq", options.seq, "tokens of a sequence");
-  command.add_option("--batch", options.batch, "sequences");
-  command.add_option("--steps", options.steps, "timings, of which the median is told");
-  command.add_option("--warmup", options.warmup, "runs before them");
-  command.add_option("--threads", options.num_threads, "CPU threads; default: all");
+  add_integer(command, "--layers", options.model.num_hidden_layers, "layers");
+  add_integer(command, "--hidden", options.model.hidden_size, "model width");
+  add_integer(command, "--ffn", options.model.intermediate_size, "expert width");
+  add_integer(command, "--num-experts", options.model.num_local_experts, "experts");
+  add_integer(command, "--top-k", options.model.num_experts_per_tok, "experts a token");
+  add_integer(command, "--heads", options.model.num_attention_heads, "query heads");
+  add_integer(command, "--kv-heads", options.model.num_key_value_heads, "key/value heads");
+  add_integer(command, "--vocab", options.model.vocab_size, "vocabulary");
+  add_integer(command, "--seq", options.seq, "tokens of a sequence");
+  add_integer(command, "--batch", options.batch, "sequences");
+  add_integer(command, "--steps", options.steps, "timings, of which the median is told");
+  add_integer(command, "--warmup", options.warmup, "runs before them");
+  add_integer(command, "--threads", options.num_threads, "CPU threads; default: all");
   command.add_option("--json", options.json, "write the figures to this file");
 }
 
@@ -153,8 +154,8 @@ void add_bench(CLI::App& app) {
   CLI::App* ops = command->add_subcommand("ops", "each operation alone, beside the machine's ceilings");
   for (CLI::App* sub : {step, moe, ops}) add_sizes(*sub, *options);
   auto choices = std::make_shared<BenchChoices>();
-  step->add_option("--ep-size", options->ep,
-                   "ranks that the experts are split over, of those that mpirun starts");
+  add_integer(*step, "--ep-size", options->ep,
+              "ranks that the experts are split over, of those that mpirun starts");
   step->add_option("--dispatcher", choices->dispatcher, "as the configuration's parallelism.dispatcher");
   step->add_option("--expert-ffn-mode", choices->mode, "as the configuration's expert_ffn_mode");
   for (CLI::App* sub : {step, moe}) add_choices(*sub, *choices, *options);

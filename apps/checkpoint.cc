@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "apps/commands.h"
@@ -5,6 +7,7 @@
 #include "biomoe/checkpoint/hf_export.h"
 #include "biomoe/checkpoint/hf_import.h"
 #include "biomoe/checkpoint/training_state.h"
+#include "biomoe/core/console.h"
 #include "biomoe/optim/optimizer.h"
 #include "biomoe/train/loaded_model.h"
 #include "biomoe/train/model_image.h"
@@ -67,11 +70,16 @@ void export_checkpoint(const Options& options) {
 // A training checkpoint with these weights and fresh moments, to continue from.
 void import_checkpoint(const Options& options) {
   const HfConfig source = read_hf_config(options.source);
-  for (const auto& line : source.notes) fmt::print(stderr, "note: {}\n", line);
+  for (const auto& line : source.notes) tell(stderr, "note: {}\n", line);
   Model model(source.model, kWeightsOnly);
   const HfImportReport report =
       import_hf(options.source, source.model, model.parameters(), model.weights_A().f32());
-  for (const auto& line : report.notes) fmt::print(stderr, "note: {}\n", line);
+  for (const auto& line : report.notes) tell(stderr, "note: {}\n", line);
+  const float* weights = model.weights_A().f32();
+  if (!std::all_of(weights, weights + model.weights_A().num_elements(),
+                   [](float value) { return std::isfinite(value); }))
+    throw user_error("{}: holds weights that are not finite; biomoe checkpoint verify names them",
+                     options.source);
   Optimizer optimizer(model.parameters(), {});
   TrainingState state;
   state.data = {{"sample", 0}, {"micro_batch", 0}};
@@ -117,9 +125,13 @@ void add_checkpoint(CLI::App& app) {
     fmt::print("{}", options->json ? summary.dump(1) + "\n" : summary_text(summary));
   });
   verify->callback([options] {
+    std::error_code ignored;
+    if (!std::filesystem::exists(options->source, ignored))
+      throw user_error("{}: no such checkpoint", options->source);
     const nlohmann::json result = verify_any_checkpoint(options->source);
     fmt::print("{}", options->json ? result.dump(1) + "\n" : verify_text(result));
-    if (!result.value("ok", false)) throw user_error("{}: the checkpoint is damaged", options->source);
+    if (!result.value("ok", false))
+      throw user_error("{}: not a sound checkpoint; take another, or another copy of it", options->source);
   });
 }
 

@@ -13,16 +13,19 @@ void add_data(CLI::App& app) {
       command->add_subcommand("inspect", "what a file holds, what will be masked, what is odd");
   struct Options {
     std::vector<std::string> paths;
+    ReadOptions read;
     bool json = false;
   };
   auto options = std::make_shared<Options>();
   inspect->add_option("paths", options->paths, "FASTA, FASTQ or JSONL files, or globs")->required();
+  inspect->add_option("--text-column", options->read.text_column, "JSONL: the field that holds the sequence")
+      ->capture_default_str();
   inspect->add_flag("--json", options->json, "print JSON: one object for one file, else an object by path");
   inspect->callback([options] {
     const std::vector<std::string> paths = expand_paths(options->paths);
     nlohmann::json all;
     for (const std::string& path : paths) {
-      const nlohmann::json inspection = inspect_file(path);
+      const nlohmann::json inspection = inspect_file(path, options->read);
       if (options->json) {
         all[path] = inspection;
       } else {

@@ -1,15 +1,17 @@
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "apps/checked_options.h"
 #include "apps/commands.h"
 #include "biomoe/config/fields.h"
+#include "biomoe/core/console.h"
+#include "biomoe/core/descriptor.h"
 #include "biomoe/core/file.h"
 #include "biomoe/data/dataset.h"
 #include "biomoe/data/markov.h"
 #include "biomoe/train/evaluation.h"
 #include "biomoe/train/loaded_model.h"
-
-#include <cmath>
-#include <numbers>
 
 namespace biomoe::apps {
 namespace {
@@ -20,21 +22,27 @@ struct EvalOptions {
   std::vector<int> markov;
   double holdout_fraction = 0.0;
   std::string device{kDeviceChoiceNames[0]};
+  std::optional<std::string> text_column;
   int64_t num_threads = 0, max_seq_length = 0, stride = -1;
 };
 
-nlohmann::json score_json(int64_t bases, double nats) {
-  const double per_base = bases > 0 ? nats / static_cast<double>(bases) : 0.0;
-  return {{"bases", bases},
-          {"nats_per_base", per_base},
-          {"bits_per_base", per_base / std::numbers::ln2},
-          {"perplexity", std::exp(per_base)}};
+std::string figure(const nlohmann::json& value) {
+  return value.is_null() ? "-" : fmt::format("{:.4f}", value.get<double>());
 }
 
 void print_row(const std::string& name, const nlohmann::json& score) {
-  fmt::print("{:<28} {:>12} {:>11.4f} {:>11.4f} {:>11.4f}\n", name, score["bases"].get<int64_t>(),
-             score["nats_per_base"].get<double>(), score["bits_per_base"].get<double>(),
-             score["perplexity"].get<double>());
+  fmt::print("{:<28} {:>12} {:>11} {:>11} {:>11}{}\n", name, score["bases"].get<int64_t>(),
+             figure(score["nats_per_base"]), figure(score["bits_per_base"]), figure(score["perplexity"]),
+             score["bases"] == 0 ? "  nothing was scored" : "");
+}
+
+// The files that the model and the sequences come from.
+std::vector<std::string> inputs_of(const LoadedModel& loaded, const DataReport& data) {
+  std::vector<std::string> inputs;
+  for (const std::string& name : folder_names(loaded.path))
+    inputs.push_back((std::filesystem::path(loaded.path) / name).string());
+  for (const FileReport& file : data.files) inputs.push_back(file.path);
+  return inputs;
 }
 
 void run(const EvalOptions& options) {
@@ -49,6 +57,7 @@ void run(const EvalOptions& options) {
   data.validation_path.clear();
   data.validation_fraction = options.holdout_fraction;
   if (options.stride >= 0) data.stride = options.stride;
+  if (options.text_column) data.text_column = *options.text_column;
   std::shared_ptr<const SequencePart> part, fitted;
   DataReport found;
   if (options.holdout_fraction > 0) {
@@ -64,10 +73,10 @@ void run(const EvalOptions& options) {
     part = open_sequences(options.data, data, loaded.vocabulary, &found);
   }
   if (found.unknown > 0) {
-    fmt::print(stderr,
-               "note: {} of {} symbols of the data have no token in the vocabulary {}: none is scored\n",
-               found.unknown, found.bases, loaded.vocabulary.name());
+    tell(stderr, "note: {} of {} symbols of the data have no token in the vocabulary {}: none is scored\n",
+         found.unknown, found.bases, loaded.vocabulary.name());
   }
+  if (!options.json.empty()) require_not_an_input(options.json, inputs_of(loaded, found));
   const Evaluation evaluation =
       evaluate(*loaded.model, part, loaded.vocabulary, validation_loader_options(data));
   nlohmann::json report = {{"checkpoint", loaded.path},
@@ -107,22 +116,21 @@ void add_eval(CLI::App& app) {
   command->add_option("--checkpoint", options->checkpoint, "run, checkpoint or Hugging Face folder")
       ->required();
   command->add_option("--data", options->data, "sequence files")->required();
-  command
-      ->add_option("--holdout-fraction", options->holdout_fraction, "score only this last part of the bases")
-      ->check(CLI::Range(0.0, 0.999));
+  add_number(*command, "--holdout-fraction", options->holdout_fraction,
+             "score only this last part of the bases", {0.0, 0.999});
+  command->add_option("--text-column", options->text_column,
+                      "JSONL: the field that holds the sequence; default: that of the run");
   command
       ->add_option("--markov", options->markov,
                    "orders of Markov models fitted on the other part, e.g. 0,2,5,8")
       ->delimiter(',')
       ->check(CLI::Range(0, MarkovModel::kMaxOrder));
   command->add_option("--json", options->json, "write the figures to this file");
-  command->add_option("--max-seq-length", options->max_seq_length, "window; default: that of the run")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--stride", options->stride, "tokens of context that windows share")
-      ->check(CLI::NonNegativeNumber);
+  add_integer(*command, "--max-seq-length", options->max_seq_length, "window; default: that of the run", {1});
+  add_integer(*command, "--stride", options->stride, "tokens of context that windows share");
   command->add_option("--tokenizer", options->tokenizer, kTokenizerHelp);
   command->add_option("--device", options->device, "auto, cpu or cuda");
-  command->add_option("--threads", options->num_threads, "CPU threads; default: all");
+  add_integer(*command, "--threads", options->num_threads, "CPU threads; default: all");
   command->callback([options] { run(*options); });
 }
 

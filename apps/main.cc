@@ -1,14 +1,22 @@
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <iostream>
 #include <new>
 #include <string_view>
+#include <system_error>
 
 #include "apps/commands.h"
+#include "biomoe/config/launch.h"
 #include "biomoe/config/node.h"
+#include "biomoe/core/console.h"
 #include "biomoe/core/error.h"
 #include "biomoe/core/version.h"
+#include "biomoe/data/alphabet.h"
 
 namespace biomoe::apps {
 namespace {
@@ -29,14 +37,59 @@ std::string one_line(std::string_view text) {
   return line;
 }
 
+constexpr std::string_view kUnwritten =
+    "standard output could not be written; look at the disk or the program that it goes to";
+
 int report(std::string_view what, int status) {
-  fmt::print(stderr, "biomoe: {}\n", one_line(what));
+  tell(stderr, "biomoe: {}\n", one_line(what));
   return status;
+}
+
+// What no command can mean, refused before any of them reads it.
+void check_arguments(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i], before = argv[i - 1];
+    if (!is_text(word)) {
+      throw user_error("{}: not UTF-8 text; correct it, or rename the file that it names",
+                       printable_utf8(word));
+    }
+    if (word.empty() && before != "--prompt")
+      throw user_error("the argument after {} is empty; give a value or leave both out", before);
+    if (word.starts_with("--") && word.find('=') == word.size() - 1)
+      throw user_error("{} has no value after '='; give one or leave it out", word);
+  }
+}
+
+// Files would be written by all at once, and figures told as often.
+void run_as_one_process(CLI::App& command) {
+  command.parse_complete_callback([&command] {
+    const Launch launch = read_launch();
+    if (launch.processes > 1)
+      throw user_error(
+          "{}: runs as one process, and {} were started; start it without mpirun, srun or torchrun's "
+          "variables",
+          command.get_name(), launch.processes);
+  });
 }
 
 std::string suggestion(const std::string& word, const std::vector<std::string>& names) {
   const std::string near = nearest(word, names);
   return near.empty() ? "" : fmt::format("; did you mean {}?", near);
+}
+
+// The first option that the command does not have, and the one that may be meant; "" for none.
+std::string unknown_option(const CLI::App& command, int argc, char** argv) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->nonpositional()) names.push_back(option->get_name());
+  }
+  for (int i = 1; i < argc; ++i) {
+    std::string word = argv[i];
+    word = word.substr(0, word.find('='));
+    if (word.starts_with("--") && command.get_option_no_throw(word) == nullptr)
+      return fmt::format("there is no option {}{}", shown(word), suggestion(word, names));
+  }
+  return "";
 }
 
 // The command line in words of the user: which command, what is wrong with it, what was meant.
@@ -57,19 +110,11 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
     command = commands[static_cast<size_t>(found - names.begin())];
     called += word + " ";
   }
-  std::string what = error.what();
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-    std::vector<std::string> names;
-    for (const CLI::Option* option : command->get_options()) {
-      if (option->nonpositional()) names.push_back(option->get_name());
-    }
-    const size_t dash = what.find(" -");
-    if (dash != what.npos) {
-      const std::string word = what.substr(dash + 1, what.find_first_of(" =", dash + 1) - dash - 1);
-      what += suggestion(word, names);
-    }
-  }
-  return fmt::format("{} (see biomoe {}--help)", what, called);
+  const bool incomplete = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+  const std::string unknown = incomplete || dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr
+                                  ? unknown_option(*command, argc, argv)
+                                  : "";
+  return fmt::format("{} (see biomoe {}--help)", unknown.empty() ? error.what() : unknown, called);
 }
 
 bool is_users(const std::error_code& code) {
@@ -81,14 +126,24 @@ bool is_users(const std::error_code& code) {
   return false;
 }
 
+// A stream that is closed at the start is an empty one: else the next file that is opened, a checkpoint
+// maybe, would have its number and be written into.
+void open_closed_streams() {
+  int opened = open("/dev/null", O_RDWR);
+  while (opened >= 0 && opened <= STDERR_FILENO) opened = open("/dev/null", O_RDWR);
+  if (opened >= 0) close(opened);
+}
+
 int run(CLI::App& app, int argc, char** argv) {
   try {
+    check_arguments(argc, argv);
     app.parse(argc, argv);
     // What was printed may still be in a buffer: a full disk or a closed pipe shows only now.
-    if (std::fflush(stdout) != 0) return report("the output could not be written", 1);
+    if (std::fflush(stdout) != 0) return report(kUnwritten, 1);
     return 0;
   } catch (const CLI::Success& success) {
-    return app.exit(success);
+    app.exit(success);
+    return std::cout.flush() ? 0 : report(kUnwritten, 1);
   } catch (const CLI::ParseError& error) {
     return report(explain(app, error, argc, argv), 2);
   } catch (const Error& error) {
@@ -96,6 +151,12 @@ int run(CLI::App& app, int argc, char** argv) {
   } catch (const std::filesystem::filesystem_error& error) {
     return report(fmt::format("{}: {}", error.path1().string(), error.code().message()),
                   is_users(error.code()) ? 2 : 1);
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::resource_unavailable_try_again) return report(error.what(), 1);
+    return report(
+        "a thread could not be started: a limit on memory or on processes is reached; raise it (ulimit -v, "
+        "ulimit -u) or ask for fewer threads",
+        1);
   } catch (const std::bad_alloc&) {
     return report("out of memory", 1);
   } catch (const std::length_error&) {
@@ -110,6 +171,7 @@ int run(CLI::App& app, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace biomoe::apps;
+  open_closed_streams();
   // A file-size limit then is an error that names the file, and not a death in the middle of a save.
   std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app(
@@ -122,5 +184,11 @@ int main(int argc, char** argv) {
                    add_bench, add_info, add_selftest}) {
     add(app);
   }
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    const std::string name = command->get_name();
+    if (name != "train" && name != "selftest" && name != "bench") run_as_one_process(*command);
+  }
+  CLI::App* bench = app.get_subcommand("bench");
+  for (const char* name : {"moe", "ops"}) run_as_one_process(*bench->get_subcommand(name));
   return run(app, argc, argv);
 }

@@ -75,6 +75,12 @@ void run(const ConfigOptions& options, const std::string& json_path) {
     if (error.kind() != ErrorKind::kUser) throw;
     missing_data = error.what();
   }
+  if (!json_path.empty()) {
+    std::vector<std::string> inputs{options.file};
+    if (dataset)
+      for (const FileReport& file : dataset->report.files) inputs.push_back(file.path);
+    require_not_an_input(json_path, inputs);
+  }
   resolve_model(
       config, dataset ? dataset->vocabulary
                       : Vocabulary::open(config.dataset.tokenizer_name_or_path, config.dataset.soft_masked));

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "apps/checked_options.h"
 #include "apps/commands.h"
 #include "biomoe/config/fields.h"
 #include "biomoe/core/clock.h"
@@ -45,8 +46,7 @@ void add_selftest(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "selftest", "trains a tiny model in each 8-bit recipe and compares with recorded losses");
   command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
-  command->add_option("--num-threads", options->num_threads, "CPU threads; 0: all that this process may use")
-      ->capture_default_str();
+  add_integer(*command, "--num-threads", options->num_threads, "CPU threads; default: all");
   command->callback([options] { run(*options); });
 }
 

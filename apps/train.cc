@@ -1,6 +1,9 @@
+#include <csignal>
+
 #include "apps/commands.h"
 #include "apps/config_options.h"
 #include "biomoe/core/clock.h"
+#include "biomoe/core/console.h"
 #include "biomoe/train/ranks.h"
 #include "biomoe/train/trainer.h"
 
@@ -8,8 +11,8 @@ namespace biomoe::apps {
 namespace {
 
 void print_sanity(const SanityReport& report) {
-  for (const std::string& line : report.passed) fmt::print("  {}\n", line);
-  if (report.ok()) fmt::print("PASS\n");
+  for (const std::string& line : report.passed) tell(stdout, "  {}\n", line);
+  if (report.ok()) tell(stdout, "PASS\n");
 }
 
 void run(const ConfigOptions& options, double started) {
@@ -20,10 +23,9 @@ void run(const ConfigOptions& options, double started) {
     Trainer trainer(std::move(config), started, ranks);
     const TrainSummary summary = trainer.run();
     if (first && summary.validation) {
-      fmt::print("validation: {} bases, {:.4f} nats/base, {:.4f} bits/base\n", summary.validation->bases,
-                 summary.validation->nats_per_base(), summary.validation->bits_per_base());
+      tell(stdout, "validation: {} bases, {}\n", summary.validation->bases, score_text(*summary.validation));
     }
-    if (first && !summary.checkpoint.empty()) fmt::print("checkpoint: {}\n", summary.checkpoint);
+    if (first && !summary.checkpoint.empty()) tell(stdout, "checkpoint: {}\n", summary.checkpoint);
     if (!summary.sanity) return;
     if (first) print_sanity(*summary.sanity);
     if (!summary.sanity->ok()) throw failure("FAIL: {}", summary.sanity->failed.front());
@@ -37,7 +39,11 @@ void run(const ConfigOptions& options, double started) {
 void add_train(CLI::App& app) {
   CLI::App* command = app.add_subcommand("train", "train a model, or continue a run");
   auto options = add_config_options(*command);
-  command->callback([options] { run(*options, now_seconds()); });
+  command->callback([options] {
+    // A pipe that nobody reads any more ends the output and not the run.
+    std::signal(SIGPIPE, SIG_IGN);
+    run(*options, now_seconds());
+  });
 }
 
 }  // namespace biomoe::apps

@@ -269,7 +269,10 @@ class ConfigReader {
 
   int64_t token(const char* key, const json& value) const {
     const int64_t id = integer(key, value);
-    if (id < -1 || id > int64_t{1} << 31) throw error(key, value, "a token id");
+    // -1 stands for none.
+    if (id < -1 || id >= config_.model.vocab_size)
+      throw error(key, value,
+                  fmt::format("a token id below vocab_size={}", config_.model.vocab_size).c_str());
     return id;
   }
 

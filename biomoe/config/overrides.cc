@@ -1,6 +1,9 @@
 #include "biomoe/config/overrides.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <map>
 #include <string_view>
 
 #include "biomoe/config/yaml_reader.h"
@@ -185,7 +188,14 @@ ConfigNode parse_override(const std::string& argument) {
 }
 
 void apply_overrides(ConfigNode& config, const std::vector<std::string>& arguments) {
-  for (const std::string& argument : arguments) merge(config, parse_override(argument));
+  std::map<std::string, std::string> given;  // by key
+  for (const std::string& argument : arguments) {
+    ConfigNode node = parse_override(argument);
+    const auto [first, fresh] = given.emplace(argument.substr(0, argument.find('=')), argument);
+    if (!fresh)
+      refuse(argument, fmt::format("the key is given twice (first {}); keep one", shown(first->second)));
+    merge(config, std::move(node));
+  }
 }
 
 }  // namespace biomoe

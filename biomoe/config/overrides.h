@@ -18,7 +18,7 @@ namespace biomoe {
 // Returns a tree with that one value. Throws user_error "command line: argument: what; what to do".
 ConfigNode parse_override(const std::string& argument);
 
-// Lays every argument on `config`, in order: the last one of a key wins.
+// Lays every argument on `config`. Throws user_error also for a key that is given twice.
 void apply_overrides(ConfigNode& config, const std::vector<std::string>& arguments);
 
 }  // namespace biomoe

@@ -48,6 +48,8 @@ const std::string& plain_scalar(const ConfigValue& value, std::string_view expec
     case ConfigNode::Kind::kScalar:
       break;
   }
+  if (value.node.text.empty())
+    refuse_value(value, fmt::format("{} is expected, and nothing is given; give a value", expected));
   if (value.node.quoted) {
     refuse_value(value,
                  fmt::format("{} is expected, not text in quotes ({}); remove the quotes or correct it",
@@ -119,7 +121,8 @@ int64_t read_integer(const ConfigValue& value) {
     if (stop == end && error == std::errc()) return number;
     std::errc status{};
     const auto decimal = parse_decimal(*digits, &status);
-    if (decimal && std::abs(*decimal) < 0x1p53 && std::floor(*decimal) == *decimal) {
+    const bool read = decimal && status == std::errc();
+    if (read && std::abs(*decimal) < 0x1p53 && std::floor(*decimal) == *decimal) {
       refuse_value(value, fmt::format("an integer is expected, not {}; write {}", shown(text),
                                       static_cast<int64_t>(*decimal)));
     }

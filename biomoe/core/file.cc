@@ -11,7 +11,35 @@
 #include "biomoe/core/error.h"
 
 namespace biomoe {
-std::string read_file(const std::filesystem::path& path, uint64_t max_bytes) {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kMaxAttempts = 1000;  // at a name that nothing has
+
+fs::path folder_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+// Devices, pipes and links: a rename would put a file in their place.
+bool is_other_than_regular(const fs::path& path) {
+  std::error_code ignored;
+  const fs::file_status status = fs::symlink_status(path, ignored);
+  return fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status);
+}
+
+void write_and_close(Descriptor file, const fs::path& path, std::string_view bytes) {
+  if (!write_all(file.get(), bytes))
+    throw failure("{}: cannot write: {}", path.string(), std::strerror(errno));
+  // Pipes and devices know no fsync (EINVAL, EROFS).
+  if (fsync(file.get()) != 0 && errno != EINVAL && errno != EROFS)
+    throw failure("{}: cannot fsync: {}", path.string(), std::strerror(errno));
+  if (file.close_now() != 0) throw failure("{}: cannot close: {}", path.string(), std::strerror(errno));
+}
+
+}  // namespace
+
+std::string read_file(const fs::path& path, uint64_t max_bytes) {
   const Descriptor file = open_regular_file(path);
   struct stat info {};
   if (fstat(file.get(), &info) != 0)
@@ -25,38 +53,50 @@ std::string read_file(const std::filesystem::path& path, uint64_t max_bytes) {
     const ssize_t got = read(file.get(), bytes.data() + done, size - done);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw user_error("{}: cannot read: {}", path.string(), std::strerror(errno));
-    if (got == 0) break;
+    if (got == 0)
+      throw user_error("{}: became shorter while it was read; read it when it is whole", path.string());
     done += static_cast<uint64_t>(got);
   }
-  bytes.resize(done);
   return bytes;
 }
 
-void write_file_synced(const std::filesystem::path& path, std::string_view bytes) {
+void write_file_synced(const fs::path& path, std::string_view bytes) {
   Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (!file) throw failure("{}: cannot create: {}", path.string(), std::strerror(errno));
-  if (!write_all(file.get(), bytes)) {
-    throw failure("{}: cannot write: {}", path.string(), std::strerror(errno));
-  }
-  if (fsync(file.get()) != 0) throw failure("{}: cannot fsync: {}", path.string(), std::strerror(errno));
-  if (file.close_now() != 0) throw failure("{}: cannot close: {}", path.string(), std::strerror(errno));
+  write_and_close(std::move(file), path, bytes);
 }
 
-void replace_file(const std::filesystem::path& path, std::string_view bytes) {
-  std::filesystem::path temporary = path;
-  temporary += ".tmp";
-  write_file_synced(temporary, bytes);
-  if (rename(temporary.c_str(), path.c_str()) != 0) {
-    throw failure("{}: cannot rename into place: {}", path.string(), std::strerror(errno));
+void replace_file(const fs::path& path, std::string_view bytes) {
+  if (is_other_than_regular(path)) return write_file_synced(path, bytes);
+  const fs::path folder = folder_of(path);
+  fs::path temporary;
+  Descriptor file;
+  for (int attempt = 0; !file; ++attempt) {
+    temporary = folder / fmt::format(".tmp-{}-{}", getpid(), attempt);
+    file = Descriptor(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+    if (!file && (errno != EEXIST || attempt == kMaxAttempts))
+      throw failure("{}: cannot create beside it: {}", path.string(), std::strerror(errno));
   }
-  sync_folder(path.has_parent_path() ? path.parent_path() : std::filesystem::path("."));
+  try {
+    write_and_close(std::move(file), path, bytes);
+    if (rename(temporary.c_str(), path.c_str()) != 0)
+      throw failure("{}: cannot rename into place: {}", path.string(), std::strerror(errno));
+  } catch (const Error&) {
+    unlink(temporary.c_str());
+    throw;
+  }
+  sync_folder(folder);
 }
 
-void require_creatable(const std::filesystem::path& path) {
-  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+void require_creatable(const fs::path& path) {
+  const fs::path folder = folder_of(path);
   struct stat info {};
-  if (stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
-    throw user_error("{}: a folder, where a file is to be written", path.string());
+  if (stat(path.c_str(), &info) == 0) {
+    if (S_ISDIR(info.st_mode)) throw user_error("{}: a folder, where a file is to be written", path.string());
+    if (is_other_than_regular(path)) {
+      if (access(path.c_str(), W_OK) == 0) return;
+      throw user_error("{}: cannot be written: {}", path.string(), std::strerror(errno));
+    }
   }
   if (stat(folder.c_str(), &info) != 0 || access(folder.c_str(), W_OK | X_OK) != 0) {
     throw user_error("{}: cannot be written: {}", path.string(), std::strerror(errno));
@@ -64,7 +104,17 @@ void require_creatable(const std::filesystem::path& path) {
   if (!S_ISDIR(info.st_mode)) throw user_error("{}: {} is not a folder", path.string(), folder.string());
 }
 
-void sync_folder(const std::filesystem::path& folder) {
+void require_not_an_input(const fs::path& output, const std::vector<std::string>& inputs) {
+  std::error_code ignored;
+  for (const std::string& input : inputs) {
+    if (fs::equivalent(output, input, ignored))
+      throw user_error(
+          "{}: an input of this command, which writing the output would destroy; name another file",
+          output.string());
+  }
+}
+
+void sync_folder(const fs::path& folder) {
   const Descriptor directory(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory || fsync(directory.get()) != 0) {
     throw failure("{}: cannot fsync the folder: {}", folder.string(), std::strerror(errno));

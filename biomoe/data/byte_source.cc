@@ -12,8 +12,10 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <tuple>
 #include <vector>
 
+#include "biomoe/core/descriptor.h"
 #include "biomoe/core/error.h"
 
 namespace biomoe {
@@ -131,19 +133,54 @@ class MemorySource : public ByteSource {
   std::string_view rest_;
 };
 
-FileHandle open_file(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw user_error("{}: cannot open: {}", path, std::strerror(errno));
+// A file on a disk that must not change while it is read: of one that is cut short or still being written, a
+// part would pass for the whole.
+class UnchangedSource : public ByteSource {
+ public:
+  UnchangedSource(std::unique_ptr<ByteSource> inner, Descriptor file)
+      : ByteSource(inner->name()), inner_(std::move(inner)), file_(std::move(file)), before_(state()) {}
+  size_t read(char* out, size_t capacity) override {
+    const size_t got = inner_->read(out, capacity);
+    if (got == 0 && state() != before_)
+      throw user_error("{}: the file changed while it was read; run this again once it is complete", name());
+    return got;
+  }
+
+ private:
+  // Size and time of the last change.
+  std::tuple<off_t, time_t, long> state() const {
+    struct stat info {};
+    if (fstat(file_.get(), &info) != 0) throw user_error("{}: cannot read: {}", name(), std::strerror(errno));
+    return {info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
+  }
+
+  std::unique_ptr<ByteSource> inner_;
+  Descriptor file_;
+  std::tuple<off_t, time_t, long> before_;
+};
+
+Descriptor open_file(const std::string& path) {
+  Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) throw user_error("{}: cannot open: {}", path, std::strerror(errno));
   struct stat info {};
-  std::string fault;
-  if (fstat(fd, &info) != 0) fault = std::strerror(errno);
+  if (fstat(file.get(), &info) != 0) throw user_error("{}: {}", path, std::strerror(errno));
   if (S_ISDIR(info.st_mode))
-    fault = "a directory, not a file; name its files, or use a glob such as DIR/*.fa";
-  FileHandle file(fault.empty() ? hdopen(fd, "r") : nullptr);
-  if (file) return file;
-  if (fault.empty()) fault = std::strerror(errno);
-  close(fd);
-  throw user_error("{}: {}", path, fault);
+    throw user_error("{}: a directory, not a file; name its files, or use a glob such as DIR/*.fa", path);
+  return file;
+}
+
+bool is_regular(const Descriptor& file) {
+  struct stat info {};
+  return fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
+FileHandle handle_of(const Descriptor& file, const std::string& path) {
+  const int copy = fcntl(file.get(), F_DUPFD_CLOEXEC, 0);
+  FileHandle handle(copy < 0 ? nullptr : hdopen(copy, "r"));
+  if (handle) return handle;
+  const int reason = errno;
+  if (copy >= 0) close(copy);
+  throw user_error("{}: {}", path, std::strerror(reason));
 }
 
 struct ForeignFormat {
@@ -160,10 +197,7 @@ constexpr std::array kForeignFormats{ForeignFormat{"BZh", "bzip2"},
                                                    "ELF",
                                                    "a program"}};
 
-}  // namespace
-
-std::unique_ptr<ByteSource> open_byte_source(const std::string& path) {
-  FileHandle file = open_file(path);
+std::unique_ptr<ByteSource> decompressed(FileHandle file, const std::string& path) {
   std::array<char, 8> buffer{};
   const ssize_t got = hpeek(file.get(), buffer.data(), buffer.size());
   if (got < 0) throw user_error("{}: cannot read: {}", path, std::strerror(herrno(file.get())));
@@ -180,6 +214,15 @@ std::unique_ptr<ByteSource> open_byte_source(const std::string& path) {
       throw user_error("{}: named {} but the content is not compressed so; rename it or compress it", path,
                        ending);
   return std::make_unique<PlainSource>(std::move(file), path);
+}
+
+}  // namespace
+
+std::unique_ptr<ByteSource> open_byte_source(const std::string& path) {
+  Descriptor file = open_file(path);
+  auto source = decompressed(handle_of(file, path), path);
+  if (!is_regular(file)) return source;
+  return std::make_unique<UnchangedSource>(std::move(source), std::move(file));
 }
 
 std::unique_ptr<ByteSource> memory_byte_source(std::string_view bytes, std::string name) {

@@ -12,7 +12,8 @@ class ByteSource {
  public:
   virtual ~ByteSource() = default;
   // Puts up to `capacity` bytes at `out` and returns how many; 0 only at the end of the stream. Throws
-  // user_error naming the source when the data are damaged, truncated or unreadable.
+  // user_error naming the source when the data are damaged, truncated or unreadable, and at the end when a
+  // file has changed since it was opened.
   virtual size_t read(char* out, size_t capacity) = 0;
   const std::string& name() const { return name_; }  // the path, for messages
 

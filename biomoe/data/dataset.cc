@@ -9,6 +9,7 @@
 #include <set>
 
 #include "biomoe/core/error.h"
+#include "biomoe/data/alphabet.h"
 #include "biomoe/data/record_audit.h"
 
 namespace biomoe {
@@ -48,7 +49,6 @@ class StoreAndAudit : public SequenceSink {
 OpenedFiles open_files(const std::vector<std::string>& patterns, const DataConfig& config) {
   OpenedFiles out;
   StoreAndAudit sink;
-  std::set<std::string> seen;
   for (const std::string& path : expand_paths(patterns)) {
     const int64_t records = sink.store.num_records();
     const int64_t bases = sink.store.num_bases();
@@ -57,9 +57,6 @@ OpenedFiles open_files(const std::vector<std::string>& patterns, const DataConfi
                          .format = format,
                          .records = sink.store.num_records() - records,
                          .bases = sink.store.num_bases() - bases});
-    std::error_code ignored;
-    if (!seen.insert(std::filesystem::weakly_canonical(path, ignored).string()).second)
-      out.warnings.push_back(fmt::format("{}: the file is read more than once", path));
   }
   out.records = sink.store.num_records();
   out.symbols = sink.audit.symbols();
@@ -137,6 +134,23 @@ void require_windows(const PartReport& part, const std::string& what) {
   if (part.windows == 0) throw user_error("{}", what);
 }
 
+// The same for every name of a file.
+std::string identity_of(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::weakly_canonical(path, ignored).string();
+}
+
+void require_apart(const std::vector<std::string>& train, const std::vector<std::string>& validation) {
+  std::set<std::string> trained_on;
+  for (const std::string& path : expand_paths(train)) trained_on.insert(identity_of(path));
+  for (const std::string& path : expand_paths(validation))
+    if (trained_on.count(identity_of(path)) > 0)
+      throw user_error(
+          "dataset.validation_path: {} is in dataset.path too; hold out another file, or set "
+          "dataset.validation_fraction",
+          path);
+}
+
 bool is_fraction(double value) {
   return value >= 0.0 && value <= 1.0;
 }  // false for NaN
@@ -190,6 +204,14 @@ std::vector<std::string> expand_paths(const std::vector<std::string>& patterns) 
     std::sort(matches.begin(), matches.end());  // by byte, whatever the locale
     out.insert(out.end(), matches.begin(), matches.end());
   }
+  std::set<std::string> seen;
+  for (const std::string& path : out) {
+    if (printable_utf8(path) != path)
+      throw user_error("{}: the name is not UTF-8 text, as which reports hold it; rename the file",
+                       printable_utf8(path));
+    if (!seen.insert(identity_of(path)).second)
+      throw user_error("{}: the same file is named twice; name it once", path);
+  }
   return out;
 }
 
@@ -200,6 +222,7 @@ Dataset open_dataset(const DataConfig& config) {
               .vocabulary = Vocabulary::open(config.tokenizer_name_or_path, config.soft_masked),
               .report = {}};
   DataReport& report = out.report;
+  require_apart(config.path, config.validation_path);
   if (config.reverse_complement_prob > 0) static_cast<void>(out.vocabulary.complement());
 
   const OpenedFiles opened = open_files(config.path, config);

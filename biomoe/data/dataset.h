@@ -23,12 +23,12 @@ struct Dataset {
 void validate_data_config(const DataConfig& config);
 
 // Paths as given, globs (* ? [...]) expanded in name order; a path that exists is never taken for a glob.
-// Throws user_error for a glob that matches nothing.
+// Throws user_error for a glob that matches nothing, a file that is named twice, a name that is not UTF-8.
 std::vector<std::string> expand_paths(const std::vector<std::string>& patterns);
 
-// Validates `config`, reads every file once, splits and reports. Throws user_error: as the readers do, for a
-// train or validation part without a base, for a symbol that the vocabulary cannot express, naming its
-// record.
+// Validates `config`, reads every file once, splits and reports. Throws user_error: as expand_paths and the
+// readers do, for a file to train and to validate on, for a train or validation part without a base, for a
+// symbol that the vocabulary cannot express, naming its record.
 Dataset open_dataset(const DataConfig& config);
 
 // All of `paths` as one part, not split into train and validation, under the window and N-run policies of

@@ -1,4 +1,5 @@
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "biomoe/data/alphabet.h"
 #include "biomoe/data/record_parser.h"
@@ -33,7 +34,7 @@ class JsonlParser : public RecordParser {
     if (first_visible(line) == std::string_view::npos) return;
     json object;
     try {
-      object = json::parse(line);
+      object = parse_object(line);
     } catch (const json::parse_error& e) {
       throw error("not valid JSON at byte {} of the line", e.byte);
     } catch (const json::exception&) {  // a number beyond every type, for one
@@ -42,12 +43,28 @@ class JsonlParser : public RecordParser {
     if (!object.is_object()) throw error("a JSON object was expected, not {}", object.type_name());
     const auto text = object.find(text_column_);
     if (text == object.end())
-      throw error("no field \"{}\"; set text_column to the field that holds the sequence", text_column_);
+      throw error(
+          "no field \"{}\"; name the field that holds the sequence: dataset.text_column, or --text-column",
+          text_column_);
     if (!text->is_string())
       throw error("the field \"{}\" is a {}, not a string", text_column_, text->type_name());
     sink_.begin_record(record_name(object));
     append_lines(text->get_ref<const std::string&>());
     sink_.end_record();
+  }
+
+  // The parser alone would keep the last of two fields with one name.
+  json parse_object(std::string_view line) const {
+    std::set<std::string> keys;
+    std::string repeated;
+    const auto note_key = [&](int depth, json::parse_event_t event, json& parsed) {
+      if (event == json::parse_event_t::key && depth == 1 && !keys.insert(parsed.get<std::string>()).second)
+        repeated = parsed.get<std::string>();
+      return true;
+    };
+    json object = json::parse(line, note_key);
+    if (!repeated.empty()) throw error("the field \"{}\" is given twice; keep one", shortened(repeated));
+    return object;
   }
 
   // A sequence in JSON may hold escaped line ends; they are layout, as in FASTA.

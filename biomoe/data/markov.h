@@ -9,12 +9,11 @@
 
 namespace biomoe {
 
-// nats/base over the bases that could be scored.
+// Over the bases that could be scored.
 struct MarkovScore {
   double nats = 0.0;     // sum
   int64_t scored = 0;    // bases
   int64_t unscored = 0;  // other symbols, and bases without a whole context
-  double nats_per_base() const { return scored == 0 ? 0.0 : nats / static_cast<double>(scored); }
 };
 
 // Order-k model over A C G T (either case; U counts as T): P(x | context) = (n(context, x) + alpha) /

@@ -13,8 +13,8 @@
 // FASTA: blank lines are skipped, an empty record is a record of length 0; a '>' with neither a name nor a
 // sequence is refused. FASTQ: sequence and quality may span lines, but a sequence of one line has its quality
 // on one line; their lengths must agree; a name after '+' must repeat the header's. JSONL: one object a line,
-// the sequence in the string field `text_column`; the name is the first of the string fields "id", "name",
-// "record", else "line_N".
+// no field twice, the sequence in the string field `text_column`; the name is the first of the string fields
+// "id", "name", "record", else "line_N".
 #pragma once
 
 #include <cstdint>

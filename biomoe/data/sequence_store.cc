@@ -70,6 +70,17 @@ class ConcatenatedStore : public SequenceStore {
   std::vector<int64_t> name_ends_;
 };
 
+// Asked for only when it is needed: TMPDIR may name anything.
+std::filesystem::path system_spill_folder() {
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::temp_directory_path(error);
+  if (!error) return folder;
+  const char* given = std::getenv("TMPDIR");
+  throw user_error(
+      "TMPDIR={}: {}; bases that do not fit in memory go to a file there: set it to a folder with space",
+      given ? given : "", error.message());
+}
+
 int open_spill_file(const std::filesystem::path& folder) {
   std::string name = (folder / "biomoe-bases-XXXXXX").string();
   const int fd = mkstemp(name.data());
@@ -80,9 +91,7 @@ int open_spill_file(const std::filesystem::path& folder) {
 
 }  // namespace
 
-StoreBuilder::StoreBuilder(StoreOptions options) : options_(std::move(options)) {
-  if (options_.spill_folder.empty()) options_.spill_folder = std::filesystem::temp_directory_path();
-}
+StoreBuilder::StoreBuilder(StoreOptions options) : options_(std::move(options)) {}
 
 StoreBuilder::~StoreBuilder() {
   if (spill_fd_ >= 0) close(spill_fd_);
@@ -105,6 +114,7 @@ void StoreBuilder::end_record() {
 }
 
 void StoreBuilder::flush_to_spill() {
+  if (options_.spill_folder.empty()) options_.spill_folder = system_spill_folder();
   if (spill_fd_ < 0) spill_fd_ = open_spill_file(options_.spill_folder);
   if (!write_all(spill_fd_, {memory_.data(), memory_.size()})) {
     throw failure("{}: cannot write the bases that exceed memory_limit_bytes={}: {}",

@@ -34,7 +34,8 @@ struct StoreOptions {
   std::filesystem::path spill_folder;  // empty: the system's folder for temporary files
 };
 
-// Fills a store from a reader. Throws failure, with the folder named, when the spill file cannot be written.
+// Fills a store from a reader. Throws failure, with the folder named, when the spill file cannot be written,
+// and user_error when the system's folder for temporary files is needed and is none.
 class StoreBuilder : public SequenceSink {
  public:
   explicit StoreBuilder(StoreOptions options = {});

@@ -63,17 +63,20 @@ void ModelConfig::validate() const {
     const char* key;
     double value;
     bool zero_allowed;
+    double high;  // far above any use; beyond, it is a slip
   };
-  const Real reals[] = {{"rms_norm_eps", rms_norm_eps, false},
-                        {"rope_theta", rope_theta, false},
-                        {"router_aux_loss_coef", router_aux_loss_coef, true},
-                        {"router_z_loss_coef", router_z_loss_coef, true},
-                        {"initializer_range", initializer_range, true}};
+  const Real reals[] = {{"rms_norm_eps", rms_norm_eps, false, 1},
+                        {"rope_theta", rope_theta, false, 1e15},
+                        {"router_aux_loss_coef", router_aux_loss_coef, true, 1e6},
+                        {"router_z_loss_coef", router_z_loss_coef, true, 1e6},
+                        {"initializer_range", initializer_range, true, 100}};
   for (const auto& real : reals) {
     if (!std::isfinite(real.value) || real.value < 0 || (real.value == 0 && !real.zero_allowed)) {
       throw user_error("model: {}={} is not a {} number", real.key, real.value,
                        real.zero_allowed ? "finite non-negative" : "finite positive");
     }
+    if (real.value > real.high)
+      throw user_error("model: {}={} is above {}; set a usual value", real.key, real.value, real.high);
   }
 }
 

@@ -7,12 +7,25 @@
 
 namespace biomoe {
 
-double Evaluation::bits_per_base() const {
-  return nats_per_base() / std::numbers::ln2;
+std::optional<double> Evaluation::nats_per_base() const {
+  if (bases == 0) return std::nullopt;
+  return nats / static_cast<double>(bases);
 }
 
-double Evaluation::perplexity() const {
-  return std::exp(nats_per_base());
+nlohmann::json score_json(int64_t bases, double nats) {
+  if (bases == 0)
+    return {{"bases", 0}, {"nats_per_base", nullptr}, {"bits_per_base", nullptr}, {"perplexity", nullptr}};
+  const double per_base = nats / static_cast<double>(bases);
+  return {{"bases", bases},
+          {"nats_per_base", per_base},
+          {"bits_per_base", per_base / std::numbers::ln2},
+          {"perplexity", std::exp(per_base)}};
+}
+
+std::string score_text(const Evaluation& evaluation) {
+  const auto nats = evaluation.nats_per_base();
+  if (!nats) return "nothing was scored: all of it is masked, or unknown to the vocabulary";
+  return fmt::format("{:.4f} nats/base, {:.4f} bits/base", *nats, *nats / std::numbers::ln2);
 }
 
 Evaluation evaluate(Model& model, std::shared_ptr<const SequencePart> part, const Vocabulary& vocabulary,

@@ -14,11 +14,22 @@ namespace {
 void check_options(const GenerateOptions& options) {
   if (options.max_new_tokens < 0) throw user_error("max-new-tokens={} is below 0", options.max_new_tokens);
   if (!(std::isfinite(options.temperature) && options.temperature >= 0)) {
-    throw user_error("temperature={} must be at least 0", options.temperature);
+    throw user_error("temperature={} must be a finite number of at least 0", options.temperature);
   }
   if (options.top_k < 0) throw user_error("top-k={} is below 0", options.top_k);
   if (!(options.top_p > 0 && options.top_p <= 1))
     throw user_error("top-p={} is outside (0, 1]", options.top_p);
+}
+
+// What a prompt may hold: "A C G N T a c g t".
+std::string symbols_of(const Vocabulary& vocabulary) {
+  std::string symbols;
+  for (int c = '!'; c <= '~'; ++c) {
+    const int32_t id = vocabulary.id(static_cast<uint8_t>(c));
+    if (id >= 0 && !vocabulary.is_special(id))
+      symbols += fmt::format("{}{:c}", symbols.empty() ? "" : " ", c);
+  }
+  return symbols;
 }
 
 std::vector<int32_t> prompt_tokens(const LoadedModel& loaded, const std::string& prompt) {
@@ -30,8 +41,8 @@ std::vector<int32_t> prompt_tokens(const LoadedModel& loaded, const std::string&
     const int32_t id = vocabulary.id(symbol);
     // UNK is special too: the model has not learnt to continue it.
     if (id < 0 || vocabulary.is_special(id)) {
-      throw user_error("the prompt holds {}, which the vocabulary {} has no token for",
-                       describe_symbol(symbol), vocabulary.name());
+      throw user_error("the prompt holds {}, which the vocabulary {} has no token for; it has {}",
+                       describe_symbol(symbol), vocabulary.name(), symbols_of(vocabulary));
     }
     tokens.push_back(id);
   }

@@ -5,6 +5,7 @@
 #include "biomoe/checkpoint/hf_import.h"
 #include "biomoe/checkpoint/training_checkpoint.h"
 #include "biomoe/checkpoint/training_state.h"
+#include "biomoe/core/console.h"
 #include "biomoe/data/dataset.h"
 #include "biomoe/ops/device.h"
 #include "biomoe/train/model_image.h"
@@ -15,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 void warn(const std::string& line) {
-  fmt::print(stderr, "{}\n", line);
+  tell(stderr, "{}\n", line);
 }
 
 bool is_hugging_face(const fs::path& folder) {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "biomoe/core/clock.h"
+#include "biomoe/core/console.h"
 
 namespace biomoe {
 namespace {
@@ -54,10 +55,7 @@ Progress::Progress(ProgressOptions options) : options_(std::move(options)) {
 }
 
 Progress::~Progress() {
-  if (!finished_ && shown_ > 0) {
-    std::fputc('\n', options_.out);
-    std::fflush(options_.out);
-  }
+  if (!finished_ && shown_ > 0) tell(options_.out, "\n");
 }
 
 void Progress::update(int64_t done, std::string_view details) {
@@ -77,11 +75,10 @@ void Progress::finish(int64_t done, std::string_view details) {
 }
 
 void Progress::print_line(std::string_view text) {
-  if (shown_ > 0) fmt::print(options_.out, "\r{}\r", std::string(shown_, ' '));
+  if (shown_ > 0) tell(options_.out, "\r{}\r", std::string(shown_, ' '));
   shown_ = 0;
   printed_ = false;  // the live line comes back with the next update
-  fmt::print(options_.out, "{}\n", text);
-  std::fflush(options_.out);
+  tell(options_.out, "{}\n", text);
 }
 
 std::string Progress::compose(int64_t done, std::string_view details, bool last) const {
@@ -122,16 +119,15 @@ int Progress::columns() const {
 
 void Progress::show(const std::string& line, bool last) {
   if (!options_.terminal) {
-    fmt::print(options_.out, "{}\n", line);
+    tell(options_.out, "{}\n", line);
   } else {
     // One column stays free: a cursor past the last one would start a new line.
     const std::string fitted = fit(line, static_cast<size_t>(std::max(columns() - 1, 1)));
     const size_t covered = columns_of(fitted);
     const std::string rest(shown_ > covered ? shown_ - covered : 0, ' ');
-    fmt::print(options_.out, "\r{}{}{}", fitted, rest, last ? "\n" : "");
+    tell(options_.out, "\r{}{}{}", fitted, rest, last ? "\n" : "");
     shown_ = last ? 0 : covered;
   }
-  std::fflush(options_.out);
 }
 
 std::string training_details(const TrainingFigures& figures) {

@@ -109,7 +109,9 @@ void RunLog::step(const StepRecord& record, const StepResult& result, const Rout
 }
 
 void RunLog::validation(int64_t step, const Evaluation& evaluation) {
-  write({{"step", step}, {"val_nats_per_base", evaluation.nats_per_base()}, {"val_bases", evaluation.bases}});
+  const auto nats = evaluation.nats_per_base();
+  write(
+      {{"step", step}, {"val_nats_per_base", nats ? Json(*nats) : Json()}, {"val_bases", evaluation.bases}});
 }
 
 }  // namespace biomoe

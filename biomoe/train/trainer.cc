@@ -9,6 +9,7 @@
 #include "biomoe/checkpoint/hf_import.h"
 #include "biomoe/checkpoint/ranked_save.h"
 #include "biomoe/core/clock.h"
+#include "biomoe/core/console.h"
 #include "biomoe/core/file.h"
 #include "biomoe/core/version.h"
 #include "biomoe/dist/gpus.h"
@@ -25,7 +26,7 @@ namespace fs = std::filesystem;
 constexpr double kResumePatience = 20;
 
 void note(const std::string& line) {
-  fmt::print(stderr, "{}\n", line);
+  tell(stderr, "{}\n", line);
 }
 
 // Values of a checkpoint's state whose names may be absent. Throws user_error naming `origin`.
@@ -300,8 +301,7 @@ void Trainer::train(RunLog* log) {
       const Evaluation validation = validate(config_.validation.max_batches);
       if (log) {
         log->validation(step_, validation);
-        log->print_line(
-            fmt::format("step {}  validation {:.4f} nats/base", step_, validation.nats_per_base()));
+        log->print_line(fmt::format("step {}  validation {}", step_, score_text(validation)));
       }
     }
     if (due(config_.checkpoint.save_every_n_steps)) save();
@@ -336,7 +336,7 @@ TrainSummary Trainer::run() {
     }
     train(log ? &*log : nullptr);
   } else if (ranks_->first()) {
-    fmt::print("training is complete at step {}\n", step_);
+    tell(stdout, "training is complete at step {}\n", step_);
   }
   if (config_.checkpoint.save_final_model) save();
   if (saver_) saver_->wait();
@@ -361,7 +361,7 @@ TrainSummary Trainer::run() {
 }
 
 void Trainer::print_head() const {
-  fmt::print("{}", dataset_.report.text());
+  tell(stdout, "{}", dataset_.report.text());
   const ParameterList& parameters = model_->parameters();
   const int threads = model_->limits().num_threads;
   const MeshSize mesh = ranks_->mesh.place().size;
@@ -369,16 +369,16 @@ void Trainer::print_head() const {
                                 ? ""
                                 : fmt::format("{} ranks (dp {} x ep {}, {} on this host), each with ",
                                               mesh.world(), mesh.dp, mesh.ep, ranks_->on_host);
-  fmt::print("{} parameters, {} active a token; {}{} threads\n", parameters.num_parameters(),
-             parameters.num_active_parameters(), ranks, threads);
+  tell(stdout, "{} parameters, {} active a token; {}{} threads\n", parameters.num_parameters(),
+       parameters.num_active_parameters(), ranks, threads);
   if (config_.fp8_config.enabled) {
-    fmt::print("{}\n", model_->fp8_state().describe());
+    tell(stdout, "{}\n", model_->fp8_state().describe());
   }
   if (const ModelLimits& limits = model_->limits(); limits.device != Device::kCpu && limits.place.size.ep > 1)
-    fmt::print("rows go to the experts of other GPUs {}\n",
-               limits.expert_messages ? "in messages (nccl)" : "by direct stores (p2p)");
+    tell(stdout, "rows go to the experts of other GPUs {}\n",
+         limits.expert_messages ? "in messages (nccl)" : "by direct stores (p2p)");
   if (!ranks_->mesh.alone() && config_.checkpoint.async_save && config_.checkpoint.save_every_n_steps > 0)
-    fmt::print("checkpoint.async_save: ranks save together, in the foreground\n");
+    tell(stdout, "checkpoint.async_save: ranks save together, in the foreground\n");
 }
 
 void Trainer::write_summary(const TrainSummary& summary, double seconds) const {
@@ -398,9 +398,7 @@ void Trainer::write_summary(const TrainSummary& summary, double seconds) const {
     json["device_memory_planned_bytes"] = plan_run_memory(config_, &dataset_).gpu_total();
   }
   if (summary.validation) {
-    json["validation"] = {{"bases", summary.validation->bases},
-                          {"nats_per_base", summary.validation->nats_per_base()},
-                          {"bits_per_base", summary.validation->bits_per_base()}};
+    json["validation"] = score_json(summary.validation->bases, summary.validation->nats);
   }
   replace_file(fs::path(config_.run_dir) / "summary.json", json.dump(2) + "\n");
 }

@@ -67,6 +67,25 @@ TEST_F(BadInput, NumbersOutOfRangeNameTheirKey) {
   }
 }
 
+TEST_F(BadInput, WhatCannotBeMeantIsRefused) {
+  refuses({"num_train_steps=1e400"}, {"num_train_steps", "write digits only"});
+  refuses({"fp8_config.enabled="}, {"fp8_config.enabled", "nothing is given"});
+  refuses({"config_kwargs.rms_norm_eps=1e300"}, {"rms_norm_eps", "above 1"});
+  refuses({"config_kwargs.initializer_range=99999999999"}, {"initializer_range", "above 100"});
+  refuses({"seed=1", "dataset.shuffle_seed=1", "seed=2"}, {"'seed=2'", "given twice", "'seed=1'"});
+  refuses({"dataset.path=[" + path("genome.fa") + ", " + path("genome.fa") + "]"}, {"named twice"});
+  refuses({"dataset.validation_fraction=0", "dataset.validation_path=" + path("genome.fa")},
+          {"dataset.validation_path", "genome.fa"});
+  write("two.jsonl", "{\"text\": \"ACGT\", \"text\": \"GGGG\"}\n");
+  refuses({"dataset.path=" + path("two.jsonl")}, {"two.jsonl:1", "\"text\" is given twice"});
+  // A name that is not UTF-8, from the command line and through a pattern.
+  write("latin_\xe9.fa", ">a\nACGT\n");
+  refuses({"dataset.path=" + path("latin_\xe9.fa")}, {"latin_?.fa", "UTF-8"});
+  refuses({"dataset.path=" + path("latin_*.fa")}, {"latin_?.fa", "UTF-8"});
+  expect_error(run({"data", "inspect", path("latin_\xe9.fa")}), 2, {"latin_?.fa", "UTF-8"});
+  expect_error(run({"data", "inspect", path("latin_*.fa")}), 2, {"latin_?.fa", "UTF-8"});
+}
+
 TEST_F(BadInput, LargeSizesAreRefusedByTheirMemory) {
   refuses({"config_kwargs.hidden_size=1048576"}, {"bytes of memory"});
   refuses({"config_kwargs.hidden_size=1048576", "config_kwargs.intermediate_size=1048576",
@@ -195,11 +214,18 @@ TEST_F(BadInput, OptionsOfATrainedModelOutOfRange) {
     expect_error(run(words), 2, parts);
   };
   refused({std::string(5000, 'A')}, {"prompt"});
+  refused({"ACGXT"}, {"'X'", "the vocabulary dna", "it has A B C D G"});
+  refused({"ACGT", "--temperature", "inf"}, {"--temperature", "not a finite number"});
   refused({"ACGT", "--temperature", "-1"}, {"temperature"});
   refused({"ACGT", "--temperature", "nan"}, {"temperature"});
   refused({"ACGT", "--top-p", "0"}, {"top-p"});
   refused({"ACGT", "--top-k", "-1"}, {"top-k"});
   refused({"ACGT", "--max-new-tokens", "-1"}, {"max-new-tokens"});
+  refused({"ACGT", "--max-new-tokens", "99999999999999999999"}, {"--max-new-tokens", "64 bits"});
+  refused({"ACGT", "--max-seq-length", "0"}, {"--max-seq-length", "0 is below 1"});
+  refused({"ACGT", "--max-seq-length", "-1"}, {"--max-seq-length", "-1 is below 1"});
+  refused({"ACGT", "--seed", "-1"}, {"--seed", "-1 is below 0"});
+  refused({"ACGT", "--seed", "18446744073709551616"}, {"--seed", "64 bits"});
   refused({"ACGT", "--threads", "-1"}, {"-1"});
   refused({"ACGT", "--threads", "100000000"}, {"100000000"});
   const std::vector<std::string> eval{"eval", "--checkpoint", path("run"), "--data", path("genome.fa")};
@@ -210,6 +236,11 @@ TEST_F(BadInput, OptionsOfATrainedModelOutOfRange) {
     expect_error(run(words), 2, parts);
   };
   not_evaluated({"--max-seq-length", "-5"}, {"-5"});
+  not_evaluated({"--max-seq-length", "0"}, {"--max-seq-length", "0 is below 1"});
+  not_evaluated({"--holdout-fraction", "nan"}, {"--holdout-fraction", "not a finite number"});
+  not_evaluated({"--json", path("genome.fa")}, {"genome.fa", "an input"});
+  not_evaluated({"--json", path("run/checkpoints/step_1/model.safetensors")}, {"an input"});
+  not_evaluated({"--data", path("genome.fa")}, {"genome.fa", "named twice"});
   not_evaluated({"--max-seq-length", "1000000000"}, {"1000000000"});
   not_evaluated({"--stride", "64"}, {"stride"});
   not_evaluated({"--stride", "-5"}, {"stride"});
@@ -222,6 +253,14 @@ TEST_F(BadInput, OptionsOfATrainedModelOutOfRange) {
   }
   expect_error(run({"checkpoint", "export", path("run"), path("hf"), "--dtype", "int8"}), 2, {"int8"});
   EXPECT_FALSE(fs::exists(path("hf")));
+  ASSERT_EQ(run({"checkpoint", "export", path("run"), path("nan")}).status, 0);
+  std::string weights = read_file(path("nan/model.safetensors"));
+  weights.replace(weights.size() - 4, 4, "\xff\xff\xff\x7f");  // of the last value
+  write_file_synced(path("nan/model.safetensors"), weights);
+  expect_error(run({"checkpoint", "import", path("nan"), path("back")}), 2, {"nan", "not finite"});
+  EXPECT_FALSE(fs::exists(path("back")));
+  ASSERT_EQ(run({"checkpoint", "export", path("run"), path("full")}).status, 0);
+  expect_error(run({"checkpoint", "export", path("run"), path("full")}), 2, {"full", "--overwrite"});
 }
 
 TEST_F(BadInput, BenchSizesOutOfRange) {

@@ -27,6 +27,7 @@ namespace fs = std::filesystem;
     const rlimit limit{command.max_file_bytes, command.max_file_bytes};
     setrlimit(RLIMIT_FSIZE, &limit);
   }
+  for (const int stream : command.closed) close(stream);
   for (const std::string& variable : command.environment) putenv(const_cast<char*>(variable.c_str()));
   execv(command.program.c_str(), arguments);
   _exit(127);
@@ -48,7 +49,8 @@ Child::Child(const Command& command)
   const auto argv = pointers(arguments);
   const std::string& out_target = command.out_path.empty() ? out_path_ : command.out_path;
   const int out = open(out_target.c_str(), O_WRONLY | O_CLOEXEC);
-  const int err = open(err_path_.c_str(), O_WRONLY | O_CLOEXEC);
+  const std::string& err_target = command.err_path.empty() ? err_path_ : command.err_path;
+  const int err = open(err_target.c_str(), O_WRONLY | O_CLOEXEC);
   pid_ = fork();
   if (pid_ == 0) become(command, argv.data(), out, err);
   close(out);
@@ -78,6 +80,16 @@ Outcome Child::wait() {
   outcome.err = read_file(err_path_);
   outcome.peak_bytes = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
   return outcome;
+}
+
+std::vector<std::string> with_overrides(std::vector<std::string> arguments,
+                                        const std::vector<std::string>& overrides) {
+  for (const std::string& override_ : overrides) {
+    const std::string key = override_.substr(0, override_.find('=') + 1);
+    std::erase_if(arguments, [&](const std::string& given) { return given.starts_with(key); });
+  }
+  arguments.insert(arguments.end(), overrides.begin(), overrides.end());
+  return arguments;
 }
 
 CliTest::CliTest() {
@@ -137,13 +149,7 @@ std::vector<std::string> CliTest::train_arguments(const std::string& run,
                                      "config_kwargs.intermediate_size=32",
                                      "config_kwargs.num_hidden_layers=2",
                                      "config_kwargs.num_local_experts=4"};
-  // A key may be given once.
-  for (const std::string& override_ : overrides) {
-    const std::string key = override_.substr(0, override_.find('=') + 1);
-    std::erase_if(arguments, [&](const std::string& given) { return given.starts_with(key); });
-  }
-  arguments.insert(arguments.end(), overrides.begin(), overrides.end());
-  return arguments;
+  return with_overrides(std::move(arguments), overrides);
 }
 
 Outcome CliTest::train(const std::string& run_folder, std::vector<std::string> overrides) const {

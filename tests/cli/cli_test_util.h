@@ -28,7 +28,8 @@ struct Command {
   std::vector<std::string> environment = {};  // NAME=value, beside what is there
   std::string folder;                         // where it runs; "" for the test's own
   uint64_t max_file_bytes = 0;                // RLIMIT_FSIZE, 0 for none
-  std::string out_path;                       // where stdout goes; "" to be kept
+  std::string out_path, err_path;             // where stdout and stderr go; "" to be kept
+  std::vector<int> closed = {};               // descriptors that it starts without
 };
 
 // A child that still runs; killed when this goes away first.
@@ -47,6 +48,10 @@ class Child {
   TempFolder output_;
   std::string out_path_, err_path_;
 };
+
+// key=value arguments with others in the place of those that have their keys: a key may be given once.
+std::vector<std::string> with_overrides(std::vector<std::string> arguments,
+                                        const std::vector<std::string>& overrides);
 
 // A temporary folder with a synthetic genome and the smallest useful model.
 class CliTest : public ::testing::Test {

@@ -1,4 +1,6 @@
 // Every command: its help, what it refuses on the command line, and the status it returns.
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <nlohmann/json.hpp>
 
 #include "biomoe/core/file.h"
@@ -95,6 +97,7 @@ TEST_F(Commands, AnUnknownOptionIsRefusedByEach) {
   }
   expect_error(run({"eval", "--chekpoint", "x", "--data", "y", "--checkpoint", "z"}), 2,
                {"--chekpoint", "did you mean --checkpoint?"});
+  expect_error(run({"data", "inspect", "--nope"}), 2, {"no option '--nope'"});
 }
 
 TEST_F(Commands, AMissingOptionIsNamed) {
@@ -103,6 +106,80 @@ TEST_F(Commands, AMissingOptionIsNamed) {
   expect_error(run({"eval", "--checkpoint"}), 2, {"--checkpoint"});
   expect_error(run({"data", "inspect"}), 2, {"paths"});
   expect_error(run({"checkpoint", "export", "only-one"}), 2, {"destination"});
+}
+
+TEST_F(Commands, AnEmptyValueIsRefused) {
+  for (const Words& words : {Words{"train", "--config", ""},
+                             {"train", "--config-name", ""},
+                             {"train", "--config=", "seed=1"},
+                             {"eval", "--checkpoint", "x", "--data", path("genome.fa"), "--json", ""},
+                             {"checkpoint", "import", "hf", ""},
+                             {"checkpoint", "export", "run", ""}}) {
+    SCOPED_TRACE(::testing::PrintToString(words));
+    const auto before = listing(folder_.path());
+    expect_error(run(words), 2, {words.back() == "seed=1" ? "--config=" : words[words.size() - 2]});
+    EXPECT_EQ(listing(folder_.path()), before);
+  }
+  expect_error(run({"generate", "--checkpoint", "x", "--prompt="}), 2, {"--prompt= has no value"});
+  // An empty prompt is one: the model then starts from BOS.
+  expect_error(run({"generate", "--checkpoint", "x", "--prompt", ""}), 2, {"x: no such checkpoint"});
+}
+
+TEST_F(Commands, SeveralProcessesAreRefusedWhereTheyWouldAllDoTheSame) {
+  for (const Words& words : {Words{"eval", "--checkpoint", "x", "--data", path("genome.fa")},
+                             {"generate", "--checkpoint", "x"},
+                             {"checkpoint", "import", "x", "y"},
+                             {"checkpoint", "export", "x", "y"},
+                             {"data", "inspect", path("genome.fa")},
+                             {"bench", "moe"}}) {
+    SCOPED_TRACE(::testing::PrintToString(words));
+    Command made = command(words);
+    made.environment = {"OMPI_COMM_WORLD_SIZE=2"};
+    expect_error(Child(made).wait(), 2, {"one process", "2 were started", "without mpirun"});
+  }
+}
+
+TEST_F(Commands, AFolderThatIsNotThereIsNoDamagedCheckpoint) {
+  expect_error(run({"checkpoint", "verify", "nosuch"}), 2, {"nosuch: no such checkpoint"});
+}
+
+TEST_F(Commands, AFolderForTemporaryFilesIsNotNeededForAFewSequences) {
+  Command made = command(train_arguments("run", {"num_train_steps=1"}));
+  made.environment = {"TMPDIR=/nonexistent"};
+  const Outcome outcome = Child(made).wait();
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+}
+
+TEST_F(Commands, NothingScoredIsNoPerfectScore) {
+  ASSERT_EQ(train("run", {"num_train_steps=1"}).status, 0);
+  const std::string masked = write("n.fa", ">a\n" + std::string(40, 'N') + "\n");
+  const Outcome outcome =
+      run({"eval", "--checkpoint", path("run"), "--data", masked, "--json", path("eval.json")});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, ::testing::ContainsRegex("model +0 +- +- +-  nothing was scored\n"));
+  const auto total = nlohmann::json::parse(read_file(path("eval.json")))["total"];
+  for (const char* figure : {"nats_per_base", "bits_per_base", "perplexity"})
+    EXPECT_TRUE(total.at(figure).is_null()) << figure;
+
+  const Outcome training = train(
+      "masked", {"num_train_steps=1", "dataset.validation_fraction=0", "dataset.validation_path=" + masked});
+  EXPECT_EQ(training.status, 0) << training.err;
+  EXPECT_THAT(training.out, HasSubstr("validation: 0 bases, nothing was scored"));
+  const auto summary = nlohmann::json::parse(read_file(path("masked/summary.json")));
+  EXPECT_TRUE(summary["validation"]["nats_per_base"].is_null());
+  EXPECT_THAT(read_file(path("masked/metrics.jsonl")), HasSubstr("\"val_nats_per_base\":null"));
+}
+
+TEST_F(Commands, ARunGoesOnWhenNobodyReadsItsOutput) {
+  const std::string pipe = path("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  Command made = command(train_arguments("run"));
+  made.out_path = pipe;
+  Child child(made);
+  close(reader);
+  EXPECT_EQ(child.wait().status, 0);
+  EXPECT_TRUE(std::filesystem::exists(path("run/checkpoints/step_4")));
 }
 
 TEST_F(Commands, AnOptionThatIsNoNumberIsRefused) {
@@ -170,6 +247,50 @@ TEST_F(Commands, OutputThatCannotBeWrittenIsAFailure) {
   const Outcome outcome = Child(command_).wait();
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.err, StartsWith("biomoe: "));
+  command_.arguments = {"--help"};
+  EXPECT_EQ(Child(command_).wait().status, 1);
+}
+
+TEST_F(Commands, AMessageThatCannotBeWrittenIsLostAndNothingElse) {
+  Command refused = command({"eval", "--checkpoint", "nope", "--data", path("genome.fa")});
+  refused.closed = {STDERR_FILENO};
+  EXPECT_EQ(Child(refused).wait().status, 2);
+  if (std::filesystem::exists("/dev/full")) {
+    refused.closed.clear();
+    refused.err_path = "/dev/full";
+    EXPECT_EQ(Child(refused).wait().status, 2);
+  }
+}
+
+TEST_F(Commands, ClosedStreamsAreNotTakenForFiles) {
+  const auto without_streams = [&](Words words) {
+    SCOPED_TRACE(words.front());
+    Command made = command(std::move(words));
+    made.closed = {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO};
+    EXPECT_EQ(Child(made).wait().status, 0);
+  };
+  const Words save{"num_train_steps=6", "checkpoint.save_every_n_steps=1"};
+  ASSERT_EQ(train("whole", save).status, 0);
+  without_streams(train_arguments("run", save));
+  std::filesystem::remove_all(path("run/checkpoints/step_6"));
+  write("run/checkpoints/latest", "step_5\n");
+  without_streams(train_arguments("run", save));  // says that it resumes
+  const std::string weights = "/checkpoints/step_6/model.safetensors";
+  EXPECT_TRUE(read_file(path("run" + weights)) == read_file(path("whole" + weights)));
+  without_streams(
+      {"eval", "--checkpoint", path("run"), "--data", path("genome.fa"), "--json", path("eval.json")});
+  EXPECT_TRUE(nlohmann::json::parse(read_file(path("eval.json"))).is_object());
+  without_streams({"checkpoint", "export", path("run"), path("hf")});
+  without_streams({"checkpoint", "import", path("hf"), path("back")});
+  EXPECT_EQ(run({"checkpoint", "verify", path("back")}).status, 0);
+}
+
+TEST_F(Commands, ATrainingRunDoesNotNeedItsOutput) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
+  Command made = command(train_arguments("run"));
+  made.out_path = made.err_path = "/dev/full";
+  EXPECT_EQ(Child(made).wait().status, 0);
+  EXPECT_TRUE(std::filesystem::exists(path("run/checkpoints/step_4")));
 }
 
 TEST_F(Commands, BenchWritesItsFigures) {

@@ -48,6 +48,14 @@ TEST_F(InspectCommand, SeveralFilesAreKeptApart) {
   EXPECT_EQ(got[path("genome.fa")]["bases"], 20000);
 }
 
+TEST_F(InspectCommand, TheFieldOfASequenceIsNamed) {
+  const std::string file = write("s.jsonl", "{\"seq\": \"ACGT\"}\n");
+  expect_error(run({"data", "inspect", file}), 2, {"no field \"text\"", "--text-column"});
+  const Outcome outcome = run({"data", "inspect", file, "--text-column", "seq", "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(json::parse(outcome.out)["bases"], 4);
+}
+
 TEST_F(InspectCommand, PathsThatAreNoFilesAreRefused) {
   expect_error(run({"data", "inspect", "no_such.fa"}), 2, {"no_such.fa", "No such file"});
   expect_error(run({"data", "inspect", "."}), 2, {"directory"});

@@ -35,17 +35,11 @@ class Plan : public CliTest {
     for (const auto& row : plan["bytes"].items()) sum += row.value().get<uint64_t>();
     EXPECT_EQ(sum, plan["total_bytes"].get<uint64_t>());
   }
-  std::vector<std::string> tiny(std::vector<std::string> overrides) const {
-    std::vector<std::string> arguments{"train",
-                                       "--config",
-                                       BIOMOE_SOURCE_DIR "/configs/ecoli_tiny.yaml",
-                                       "run_dir=" + path("run"),
-                                       "dataset.path=" + path("genome.fa"),
-                                       "num_train_steps=3",
-                                       "num_threads=2",
-                                       "device=cpu"};
-    arguments.insert(arguments.end(), overrides.begin(), overrides.end());
-    return arguments;
+  std::vector<std::string> tiny(const std::vector<std::string>& overrides) const {
+    return with_overrides(
+        {"train", "--config", BIOMOE_SOURCE_DIR "/configs/ecoli_tiny.yaml", "run_dir=" + path("run"),
+         "dataset.path=" + path("genome.fa"), "num_train_steps=3", "num_threads=2", "device=cpu"},
+        overrides);
   }
 };
 

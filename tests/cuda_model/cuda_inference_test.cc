@@ -125,7 +125,7 @@ TEST(CudaEvaluation, IsThatOfTheCpu) {
   const Evaluation got = evaluate(*gpu, part, vocabulary, validation_loader_options(data));
   EXPECT_GT(want.bases, 3000);
   EXPECT_EQ(got.bases, want.bases);
-  EXPECT_NEAR(got.nats_per_base(), want.nats_per_base(), 5e-3);
+  EXPECT_NEAR(got.nats_per_base().value(), want.nats_per_base().value(), 5e-3);
   ASSERT_EQ(got.records.size(), want.records.size());
   for (size_t i = 0; i < got.records.size(); ++i) {
     EXPECT_EQ(got.records[i].bases, want.records[i].bases);

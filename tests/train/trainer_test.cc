@@ -315,13 +315,13 @@ TEST(Trainer, ValidationInTheLoopIsThatOfEvaluateWithoutAuxiliaryLosses) {
     LoadedModel loaded = load_model(test::step_folder(config, step), {.num_threads = 2});
     const Evaluation direct = evaluate(*loaded.model, dataset.validation, dataset.vocabulary,
                                        validation_loader_options(config.dataset));
-    EXPECT_EQ(line["val_nats_per_base"].get<double>(), direct.nats_per_base()) << step;
+    EXPECT_EQ(line["val_nats_per_base"].get<double>(), direct.nats_per_base().value()) << step;
     EXPECT_EQ(line["val_bases"].get<int64_t>(), direct.bases);
-    EXPECT_LT(direct.nats_per_base(), 5.0) << "the auxiliary losses alone are more";
+    EXPECT_LT(direct.nats_per_base().value(), 5.0) << "the auxiliary losses alone are more";
   }
   EXPECT_THAT(validated, ElementsAre(3, 6, 7));
   EXPECT_EQ(metrics(config).back()["val_nats_per_base"].get<double>(),
-            result.summary.validation->nats_per_base());
+            result.summary.validation->nats_per_base().value());
   EXPECT_THAT(result.output, HasSubstr("step 3  validation "));
 }
 
@@ -352,8 +352,8 @@ TEST(Trainer, AValidationSetSmallerThanABatchIsScoredWhole) {
   const auto result = train(config);
   ASSERT_TRUE(result.summary.validation);
   EXPECT_EQ(result.summary.validation->bases, 6) << "all but N";
-  EXPECT_GT(result.summary.validation->nats_per_base(), 0.0);
-  EXPECT_LT(result.summary.validation->nats_per_base(), 5.0);
+  EXPECT_GT(result.summary.validation->nats_per_base().value(), 0.0);
+  EXPECT_LT(result.summary.validation->nats_per_base().value(), 5.0);
 }
 
 TEST(RunLog, TellsTheShareOfAKnownPeak) {

@@ -233,6 +233,8 @@ TEST(HfConfig, RefusesWrongTypesAndAbsurdSizes) {
       {"rope_theta", -1.0, "conflict"},
       {"tie_word_embeddings", 1, "tie_word_embeddings is 1; true or false"},
       {"bos_token_id", "<s>", "bos_token_id"},
+      {"bos_token_id", 99999, "bos_token_id is 99999; a token id below vocab_size="},
+      {"rms_norm_eps", 1e300, "above 1"},
       {"eos_token_id", json::parse("[1, null]"), "eos_token_id is null"},
       {"eos_token_id", 1.5, "eos_token_id is 1.5"},
       {"torch_dtype", 16, "torch_dtype is 16"}};

@@ -54,8 +54,15 @@ TEST(Overrides, ListsAndNull) {
   EXPECT_THAT(override_message("name=null"), HasSubstr("text is expected, not null"));
 }
 
-TEST(Overrides, TheLastOneWins) {
-  EXPECT_EQ(from_overrides({"steps=1", "steps=2"}).steps, 2);
+TEST(Overrides, AKeyIsGivenOnce) {
+  ConfigNode config;
+  config.kind = ConfigNode::Kind::kMap;
+  EXPECT_THAT(
+      [&] {
+        apply_overrides(config, {"steps=1", "note=a", "steps=2"});
+      },
+      ::testing::ThrowsMessage<Error>(
+          AllOf(StartsWith("command line: 'steps=2': "), HasSubstr("twice (first 'steps=1')"))));
 }
 
 TEST(Overrides, MalformedArgumentsSayWhatToWrite) {

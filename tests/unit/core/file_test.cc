@@ -1,10 +1,14 @@
 #include "biomoe/core/file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <string>
 
+#include "biomoe/core/descriptor.h"
 #include "biomoe/core/error.h"
 #include "tests/test_folder.h"
 
@@ -71,6 +75,42 @@ TEST_F(File, FailedWritesNameThePathAndLeaveTheOldFile) {
   if (fs::exists("/dev/full")) {
     EXPECT_EQ(error_of([&] { write_file_synced("/dev/full", "x"); }).kind(), ErrorKind::kFailure);
   }
+}
+
+TEST_F(File, WhatIsNoRegularFileIsWrittenToAndStays) {
+  write_file_synced(folder_ / "target", "a longer text");
+  fs::create_symlink("target", folder_ / "link");
+  replace_file(folder_ / "link", "new");
+  EXPECT_TRUE(fs::is_symlink(folder_ / "link"));
+  EXPECT_EQ(read_file(folder_ / "target"), "new");
+  ASSERT_EQ(mkfifo((folder_ / "pipe").c_str(), 0600), 0);
+  require_creatable(folder_ / "pipe");
+  const Descriptor reader(open((folder_ / "pipe").c_str(), O_RDONLY | O_NONBLOCK));
+  replace_file(folder_ / "pipe", "through");
+  EXPECT_TRUE(fs::is_fifo(folder_ / "pipe"));
+  std::string got(7, ' ');
+  EXPECT_EQ(read(reader.get(), got.data(), got.size()), 7);
+  EXPECT_EQ(got, "through");
+  require_creatable("/dev/null");
+  replace_file("/dev/null", "x");
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+}
+
+TEST_F(File, TheTemporaryHasANameOfItsOwnAndGoesAfterAFailure) {
+  write_file_synced(folder_ / "a.tmp", "the user's");
+  replace_file(folder_ / "a", "new");
+  EXPECT_EQ(read_file(folder_ / "a.tmp"), "the user's");
+  fs::create_directory(folder_ / "taken");
+  EXPECT_EQ(error_of([&] { replace_file(folder_ / "taken", "x"); }).kind(), ErrorKind::kFailure);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_.path()), fs::directory_iterator()), 3);
+}
+
+TEST_F(File, AnInputIsNoOutput) {
+  const std::string input = folder_.write("in", "x");
+  fs::create_symlink("in", folder_ / "link");
+  require_not_an_input(folder_ / "new", {input, ""});
+  for (const char* name : {"in", "link", "./in"})
+    EXPECT_EQ(error_of([&] { require_not_an_input(folder_ / name, {"", input}); }).kind(), ErrorKind::kUser);
 }
 
 TEST_F(File, AFileThatCannotBeMadeIsKnownBefore) {

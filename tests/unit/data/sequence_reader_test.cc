@@ -205,7 +205,7 @@ TEST(Jsonl, ReadsTheNamedField) {
 }
 
 TEST(Jsonl, FaultsNameTheLineAndTheField) {
-  EXPECT_REFUSED("{\"text\": \"A\"}\n{\"other\": \"A\"}\n", "test:2: no field \"text\"; set text_column");
+  EXPECT_REFUSED("{\"text\": \"A\"}\n{\"other\": \"A\"}\n", "test:2: no field \"text\"; name the field");
   EXPECT_REFUSED("{\"text\": 5}\n", "test:1: the field \"text\" is a number");
   EXPECT_REFUSED("{\"text\": null}\n", "the field \"text\" is a null");
   EXPECT_REFUSED("{\"text\": \"A\"\n", "test:1: not valid JSON");
@@ -281,6 +281,29 @@ TEST_P(CompressedFiles, AreReadWholeOrRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CompressedFiles, ::testing::Values("w", "wg", "zstd"));
+
+TEST(Files, AFileThatChangesWhileItIsReadIsRefused) {
+  const TempFolder folder;
+  const auto read_while = [&](const std::string& path, const auto& change) {
+    const auto source = open_byte_source(path);
+    std::string buffer(1 << 16, ' ');
+    size_t got = source->read(buffer.data(), 8);
+    change(path);
+    while (got > 0) got = source->read(buffer.data(), buffer.size());
+  };
+  const std::string text = ">a\n" + std::string(1 << 20, 'A') + "\n";
+  for (const std::string& path : {folder.write("a.fa", text), folder.write("b.fa", text)}) {
+    EXPECT_NO_THROW(read_while(path, [](const std::string&) {}));
+    const bool cut = path.ends_with("a.fa");
+    const std::string message = test::error_of([&] {
+      read_while(path, [&](const std::string& name) {
+        if (cut) std::filesystem::resize_file(name, 1000);
+        if (!cut) std::ofstream(name, std::ios::app) << "ACGT\n";
+      });
+    });
+    EXPECT_NE(message.find("changed while it was read"), std::string::npos) << message;
+  }
+}
 
 TEST(Files, CompressionIsToldByContentAndPromisedByName) {
   const TempFolder folder;

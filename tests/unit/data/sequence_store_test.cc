@@ -84,5 +84,23 @@ TEST(SequenceStore, ASpillFolderThatIsNotThereIsNamed) {
   EXPECT_EQ(kind, ErrorKind::kFailure);
 }
 
+TEST(SequenceStore, TheSystemsFolderIsAskedForWhenItIsNeeded) {
+  const char* given = std::getenv("TMPDIR");
+  const std::string before = given ? given : "";
+  setenv("TMPDIR", "/nonexistent", 1);
+  StoreBuilder roomy;
+  fill(roomy, {"ACGT"}, 4);
+  ErrorKind kind = ErrorKind::kFailure;
+  const std::string message = error_of(
+      [] {
+        StoreBuilder builder({.memory_limit_bytes = 1, .spill_folder = {}});
+        fill(builder, {"ACGT"}, 4);
+      },
+      &kind);
+  EXPECT_TRUE(test::contains(message, "TMPDIR=/nonexistent: ")) << message;
+  EXPECT_EQ(kind, ErrorKind::kUser);
+  given ? setenv("TMPDIR", before.c_str(), 1) : unsetenv("TMPDIR");
+}
+
 }  // namespace
 }  // namespace biomoe
