@@ -180,7 +180,7 @@ TEST(SequentialTest, DescribesWhatWasChosenAndWhyNot) {
   EXPECT_EQ(
       mlp.layers(Fusion::kAuto).describe(),
       "layers 0-2: fused_grouped_mlp of GroupedLinear(5 experts, 20 -> 24), ScaledSwiGLU(interleave 0), "
-      "GroupedLinear(5 experts, 12 -> 9)\n");
+      "GroupedLinear(5 experts, 12 -> 9); F32\n");
   const std::string off = mlp.layers(Fusion::kOff).describe();
   EXPECT_NE(
       off.find("layer 0: GroupedLinear(5 experts, 20 -> 24): one grouped GEMM; not fused: fusion is off"),
