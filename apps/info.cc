@@ -2,6 +2,8 @@
 
 #include "apps/commands.h"
 #include "biomoe/core/version.h"
+#include "biomoe/dist/gpus.h"
+#include "biomoe/dist/transport.h"
 #include "biomoe/ops/device.h"
 #include "biomoe/train/run_config.h"
 #include "biomoe/train/selftest.h"
@@ -27,6 +29,13 @@ void print_gpu() {
              generation == 9 || generation == 10 ? "cuDNN" : "in tiles");
 }
 
+void print_ranks() {
+  const std::string_view mpi = mpi::library();
+  const std::string nccl = nccl::library();
+  fmt::print("ranks      on CPUs: {}; on GPUs: {}\n", mpi.empty() ? "TCP (built without MPI)" : mpi,
+             nccl.empty() ? "built without NCCL" : nccl);
+}
+
 void print_recipes() {
   fmt::print("\n{:<22} {:<12} {}\n", "fp8_recipe", "cpu", "cuda");
   for (size_t i = 0; i < kFp8RecipeNames.size(); ++i) {
@@ -50,6 +59,7 @@ void add_info(CLI::App& app) {
         "same work)\n",
         resolved_threads(0));
     print_gpu();
+    print_ranks();
     print_recipes();
   });
 }

@@ -57,6 +57,7 @@ TEST_F(Commands, HelpIsPrintedByEach) {
 TEST_F(Commands, InfoTellsHowEachRecipeRuns) {
   const Outcome info = run({"info"});
   EXPECT_EQ(info.status, 0);
+  EXPECT_THAT(info.out, HasSubstr("ranks      on CPUs: "));
   for (const char* recipe :
        {"MXFP8BlockScaling", "Float8BlockScaling", "Float8CurrentScaling", "DelayedScaling"}) {
     EXPECT_THAT(info.out,
