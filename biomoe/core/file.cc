@@ -1,6 +1,7 @@
 #include "biomoe/core/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -66,17 +67,42 @@ void write_file_synced(const fs::path& path, std::string_view bytes) {
   write_and_close(std::move(file), path, bytes);
 }
 
+namespace {
+
+// Temporaries of writes of `path` that died: their owners hold a lock on them, which ends with the process.
+void remove_dead_temporaries(const fs::path& folder, const std::string& prefix) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (!entry.path().filename().string().starts_with(prefix)) continue;
+    const Descriptor file(open(entry.path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    if (file && flock(file.get(), LOCK_EX | LOCK_NB) == 0) unlink(entry.path().c_str());
+  }
+}
+
+// Whether the temporary is ours now: locked, and not taken for a dead one before it was.
+bool lock_temporary(const Descriptor& file) {
+  struct stat info {};
+  if (flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno != ENOTSUP && errno != ENOSYS) return false;
+  return fstat(file.get(), &info) == 0 && info.st_nlink > 0;
+}
+
+}  // namespace
+
 void replace_file(const fs::path& path, std::string_view bytes) {
   if (is_other_than_regular(path)) return write_file_synced(path, bytes);
   const fs::path folder = folder_of(path);
+  const std::string prefix = fmt::format(".{}.tmp-", path.filename().string());
+  remove_dead_temporaries(folder, prefix);
   fs::path temporary;
   Descriptor file;
   for (int attempt = 0; !file; ++attempt) {
-    temporary = folder / fmt::format(".tmp-{}-{}", getpid(), attempt);
+    temporary = folder / fmt::format("{}{}-{}", prefix, getpid(), attempt);
     file = Descriptor(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
     if (!file && (errno != EEXIST || attempt == kMaxAttempts))
       throw failure("{}: cannot create beside it: {}", path.string(), std::strerror(errno));
+    if (file && attempt < kMaxAttempts && !lock_temporary(file)) file = Descriptor();
   }
+  const Descriptor held(dup(file.get()));  // keeps the lock until the temporary has its name
   try {
     write_and_close(std::move(file), path, bytes);
     if (rename(temporary.c_str(), path.c_str()) != 0)
