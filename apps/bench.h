@@ -45,6 +45,10 @@ nlohmann::json bench_header(const BenchOptions& options, const char* what);
 
 double median_of(std::vector<double> values);
 
+// Fills fp32 or bf16 memory of the device with normal numbers times `scale`, the same few millions again and
+// again: billions in seconds. Waits for the device.
+void fill_random(Context& ctx, const TensorView& view, double scale);
+
 // Whole steps (forward, loss, backward, norm, clipping, AdamW) on random tokens, by all ranks together; every
 // rank gets its report.
 nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks = {});

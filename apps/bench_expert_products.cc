@@ -75,25 +75,6 @@ ProductTensors lay_out(TensorAllocator& to, const Sizes& sizes) {
   return at;
 }
 
-// Normal numbers, the same few millions again and again.
-void fill(Context& ctx, const TensorView& view, float scale) {
-  constexpr int64_t kCount = int64_t{1} << 22;
-  static std::vector<float> normals;
-  const Rng rng(3, RngStream::kTest);
-  for (int64_t i = static_cast<int64_t>(normals.size()); i < kCount; ++i) {
-    normals.push_back(static_cast<float>(rng.normal(static_cast<uint64_t>(i))));
-  }
-  std::vector<uint16_t> bits;
-  for (const float value : normals) bits.push_back(bf16_from_float(scale * value));
-  const void* source = view.dtype == DType::kBF16 ? static_cast<const void*>(bits.data()) : normals.data();
-  for (int64_t begin = 0; begin < view.num_elements(); begin += kCount) {
-    const size_t element = dtype_size(view.dtype);
-    copy_to_device(ctx, static_cast<uint8_t*>(view.data) + static_cast<size_t>(begin) * element, source,
-                   static_cast<size_t>(std::min(kCount, view.num_elements() - begin)) * element);
-  }
-  device_wait_sync(ctx);
-}
-
 // Seconds of a call among many, after as many as settle the clock of a card at its power limit.
 double seconds_of(Context& ctx, const std::function<void()>& call) {
   constexpr double kSettle = 0.2, kTimed = 0.1;
@@ -125,9 +106,9 @@ nlohmann::json bench_expert_products(const BenchOptions& options) {
               device_memory(options.device));
   const ProductTensors at = lay_out(arena, sizes);
   for (const TensorView* view : {&at.x_RD, &at.act_RF, &at.gate_up_R2F, &at.dgate_up_R2F, &at.probs_R}) {
-    fill(ctx, *view, 1.0f);
+    fill_random(ctx, *view, 1.0);
   }
-  for (const TensorView* view : {&at.w_E2FD, &at.w_EDF}) fill(ctx, *view, 0.02f);
+  for (const TensorView* view : {&at.w_E2FD, &at.w_EDF}) fill_random(ctx, *view, 0.02);
   copy_to_device(ctx, at.offsets_E1.data, sizes.offsets.data(), at.offsets_E1.bytes());
   copy_to_device(ctx, at.rows_E.data, sizes.rows.data(), at.rows_E.bytes());
   device_wait_sync(ctx);

@@ -4,7 +4,6 @@
 
 #include "apps/bench.h"
 #include "biomoe/core/clock.h"
-#include "biomoe/core/rng.h"
 #include "biomoe/model/parameter_io.h"
 #include "biomoe/ops/comm_clock.h"
 #include "biomoe/ops/device_peak.h"
@@ -13,27 +12,6 @@
 
 namespace biomoe::apps {
 namespace {
-
-// Repeats a block of random numbers over a device's arena: billions of weights in seconds.
-void fill_random(Context& ctx, const TensorView& arena_A, double scale) {
-  constexpr int64_t kBlock = int64_t{1} << 22;
-  const size_t element = dtype_size(arena_A.dtype);
-  const int64_t count = std::min(kBlock, arena_A.num_elements());
-  std::vector<uint16_t> bits(static_cast<size_t>(count));
-  std::vector<float> values(static_cast<size_t>(count));
-  const Rng rng(0, RngStream::kTest);
-  for (int64_t i = 0; i < count; ++i) {
-    values[static_cast<size_t>(i)] = static_cast<float>(scale * rng.normal(static_cast<uint64_t>(i)));
-    bits[static_cast<size_t>(i)] = bf16_from_float(values[static_cast<size_t>(i)]);
-  }
-  const void* source = arena_A.dtype == DType::kBF16 ? static_cast<const void*>(bits.data()) : values.data();
-  for (int64_t begin = 0; begin < arena_A.num_elements(); begin += count) {
-    const auto bytes = static_cast<size_t>(std::min(count, arena_A.num_elements() - begin)) * element;
-    copy_to_device(ctx, static_cast<uint8_t*>(arena_A.data) + static_cast<size_t>(begin) * element, source,
-                   bytes);
-  }
-  device_wait_sync(ctx);
-}
 
 void set_weights(Model& model, Optimizer& optimizer) {
   if (model.limits().device == Device::kCpu) {

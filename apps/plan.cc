@@ -40,8 +40,7 @@ void print_plan(const nlohmann::ordered_json& plan, const RunMemory& memory,
              time["gemm_flops_per_second"].get<double>() * 1e-9, time["basis"].get<std::string>());
   for (const auto& world : plan["worlds"]) {
     fmt::print(
-        "{:>6} GPUs (dp {} x ep {}): {:.3g} s, of which {:.2g} s communication; "
-        "{:.0f} tokens/s a GPU\n",
+        "{:>6} GPUs (dp {} x ep {}): {:.3g} s, of which {:.2g} s communication; {:.0f} tokens/s a GPU\n",
         world["gpus"].get<int64_t>(), world["dp"].get<int64_t>(), ep, world["seconds"].get<double>(),
         world["communication_seconds"].get<double>(), world["tokens_per_s_per_gpu"].get<double>());
   }

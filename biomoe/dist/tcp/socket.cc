@@ -25,9 +25,9 @@ constexpr auto kRetry = std::chrono::milliseconds(50);
 
 void prepare(const Socket& socket) {
   const int on = 1;
-  setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  fcntl(socket.fd(), F_SETFL, fcntl(socket.fd(), F_GETFL) | O_NONBLOCK);
-  fcntl(socket.fd(), F_SETFD, FD_CLOEXEC);
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  fcntl(socket.get(), F_SETFL, fcntl(socket.get(), F_GETFL) | O_NONBLOCK);
+  fcntl(socket.get(), F_SETFD, FD_CLOEXEC);
 }
 
 // Whether the socket is ready for `events` before the deadline.
@@ -35,7 +35,7 @@ bool ready_before(const Socket& socket, short events, double deadline) {
   for (;;) {
     const double left = deadline - now_seconds();
     if (left <= 0) return false;
-    pollfd entry{.fd = socket.fd(), .events = events, .revents = 0};
+    pollfd entry{.fd = socket.get(), .events = events, .revents = 0};
     const int count = poll(&entry, 1, static_cast<int>(left * 1000) + 1);
     if (count > 0) return true;
     if (count < 0 && errno != EINTR) return false;
@@ -62,19 +62,15 @@ Socket connect_once(const addrinfo& address, double deadline) {
   Socket socket(::socket(address.ai_family, address.ai_socktype, address.ai_protocol));
   if (!socket) return {};
   prepare(socket);
-  if (connect(socket.fd(), address.ai_addr, address.ai_addrlen) == 0) return socket;
+  if (connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0) return socket;
   if (errno != EINPROGRESS || !ready_before(socket, POLLOUT, deadline)) return {};
   int error = 0;
   socklen_t size = sizeof(error);
-  getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
+  getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
   return error == 0 ? std::move(socket) : Socket();
 }
 
 }  // namespace
-
-Socket::~Socket() {
-  if (fd_ >= 0) close(fd_);
-}
 
 // A socket for IPv6 takes IPv4 as well; where there is no IPv6, one for IPv4.
 Socket listen_at(int port) {
@@ -89,12 +85,12 @@ Socket listen_at(int port) {
   const bool six = static_cast<bool>(socket);
   if (!six) socket = Socket(::socket(AF_INET, SOCK_STREAM, 0));
   if (!socket) throw failure("cannot make a socket: {}", std::strerror(errno));
-  if (six) setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (six) setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+  setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   const auto* address =
       six ? reinterpret_cast<const sockaddr*>(&any6) : reinterpret_cast<const sockaddr*>(&any4);
   const socklen_t size = six ? sizeof(any6) : sizeof(any4);
-  if (bind(socket.fd(), address, size) != 0 || listen(socket.fd(), SOMAXCONN) != 0) {
+  if (bind(socket.get(), address, size) != 0 || listen(socket.get(), SOMAXCONN) != 0) {
     throw user_error("port {} of this host cannot be listened at: {}; set MASTER_PORT to one that is free",
                      port, std::strerror(errno));
   }
@@ -105,7 +101,7 @@ Socket listen_at(int port) {
 int local_port(const Socket& socket) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
-  getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &size);
+  getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size);
   return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
                                              : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
@@ -114,7 +110,7 @@ std::string peer_host(const Socket& socket) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
   std::array<char, NI_MAXHOST> host{};
-  getpeername(socket.fd(), reinterpret_cast<sockaddr*>(&address), &size);
+  getpeername(socket.get(), reinterpret_cast<sockaddr*>(&address), &size);
   getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, host.data(), host.size(), nullptr, 0,
               NI_NUMERICHOST);
   return host.data();
@@ -122,7 +118,7 @@ std::string peer_host(const Socket& socket) {
 
 Socket accept_before(const Socket& listener, double deadline) {
   while (ready_before(listener, POLLIN, deadline)) {
-    Socket socket(accept(listener.fd(), nullptr, nullptr));
+    Socket socket(accept(listener.get(), nullptr, nullptr));
     if (!socket) continue;
     prepare(socket);
     return socket;
@@ -143,7 +139,7 @@ Socket connect_before(const Address& address, double deadline) {
 
 bool send_before(const Socket& socket, std::span<const char> bytes, double deadline) {
   while (!bytes.empty()) {
-    const ssize_t count = send(socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const ssize_t count = send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (count > 0) {
       bytes = bytes.subspan(static_cast<size_t>(count));
     } else if ((errno != EAGAIN && errno != EINTR) || !ready_before(socket, POLLOUT, deadline)) {
@@ -155,7 +151,7 @@ bool send_before(const Socket& socket, std::span<const char> bytes, double deadl
 
 bool receive_before(const Socket& socket, std::span<char> bytes, double deadline) {
   while (!bytes.empty()) {
-    const ssize_t count = recv(socket.fd(), bytes.data(), bytes.size(), 0);
+    const ssize_t count = recv(socket.get(), bytes.data(), bytes.size(), 0);
     if (count > 0) {
       bytes = bytes.subspan(static_cast<size_t>(count));
     } else if (count == 0 || (errno != EAGAIN && errno != EINTR) || !ready_before(socket, POLLIN, deadline)) {

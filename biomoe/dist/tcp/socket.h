@@ -4,29 +4,12 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <utility>
+
+#include "biomoe/core/descriptor.h"
 
 namespace biomoe::tcp {
 
-// Closes it at its end. Move-only.
-class Socket {
- public:
-  Socket() = default;
-  explicit Socket(int fd) : fd_(fd) {}
-  ~Socket();
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-  int fd() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
+using Socket = Descriptor;
 
 // IPv4 or IPv6, as numbers.
 struct Address {

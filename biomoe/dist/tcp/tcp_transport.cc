@@ -91,7 +91,7 @@ class TcpTransport : public Transport {
             static_cast<short>((out_[peer].done() ? 0 : POLLOUT) | (in_[peer].done() ? 0 : POLLIN));
         if (events == 0) continue;
         waiting = true;
-        polled_.push_back({.fd = sockets_[peer].fd(), .events = events, .revents = 0});
+        polled_.push_back({.fd = sockets_[peer].get(), .events = events, .revents = 0});
       }
       if (!waiting) return;
       const double left = deadline - now_seconds();
@@ -190,7 +190,7 @@ class TcpTransport : public Transport {
       const char* from = head ? bytes_of(lane.header).data() + lane.offset
                               : static_cast<const char*>(message.data) + (lane.offset - sizeof(Header));
       const size_t left = (head ? sizeof(Header) : sizeof(Header) + message.bytes) - lane.offset;
-      const ssize_t count = left == 0 ? 0 : send(sockets_[peer].fd(), from, left, MSG_NOSIGNAL);
+      const ssize_t count = left == 0 ? 0 : send(sockets_[peer].get(), from, left, MSG_NOSIGNAL);
       if (count < 0) return errno == EAGAIN || errno == EINTR;
       advance(lane, static_cast<size_t>(count), message.bytes);
     }
@@ -206,7 +206,7 @@ class TcpTransport : public Transport {
                       : static_cast<char*>(message.data) + (lane.offset - sizeof(Header));
       const size_t left = (head ? sizeof(Header) : sizeof(Header) + message.bytes) - lane.offset;
       if (left > 0) {
-        const ssize_t count = recv(sockets_[peer].fd(), to, left, 0);
+        const ssize_t count = recv(sockets_[peer].get(), to, left, 0);
         if (count == 0) return false;
         if (count < 0) return errno == EAGAIN || errno == EINTR;
         lane.offset += static_cast<size_t>(count);
