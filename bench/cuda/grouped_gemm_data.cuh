@@ -92,6 +92,14 @@ inline sm90::Fp8Operands fp8_operands(const RandomCodes& rows, int64_t capacity,
           .k_stride = 1};
 }
 
+// Operands of a weight gradient.
+inline sm90::Fp8Columns fp8_columns(const RandomCodes& dy, const RandomCodes& x) {
+  return {.dy = reinterpret_cast<const uint8_t*>(dy.codes.get()),
+          .dy_scales = dy.scales.get(),
+          .x = reinterpret_cast<const uint8_t*>(x.codes.get()),
+          .x_scales = x.scales.get()};
+}
+
 // Routed rows on the device.
 struct Rows {
   explicit Rows(const std::vector<int>& counts, int64_t spare) {

@@ -174,7 +174,7 @@ struct Layer {
         act(rows.activations(kFeatures, 5)),
         prob(rows.probs(6)),
         dprob(rows.capacity),
-        partials(rows.capacity * kFeatures / 128),
+        partials(rows.capacity * kFeatures / sm90::kTileColumns),
         w_gate_up(random_weights(kExperts * 2 * kFeatures * kWidth, 0.02f, 7)),
         w_down(random_weights(kExperts * kFeatures * kWidth, 0.01f, 8)),
         row_codes(rows.capacity * 2 * kFeatures, 1.0f),
@@ -205,7 +205,7 @@ struct TimedProduct {
   bool fp8 = false;
 };
 
-// The products of codes, of a forward pass and of the gradients of rows.
+// The products of codes.
 inline std::vector<TimedProduct> timed_code_products(Layer& l) {
   const sm90::ExpertRows rows = l.rows.expert_rows();
   const double gate_up_flop = 2.0 * static_cast<double>(l.rows.valid) * kWidth * 2 * kFeatures,
@@ -254,6 +254,20 @@ inline std::vector<TimedProduct> timed_code_products(Layer& l) {
                                  .workspace = l.workspace.bytes.get(),
                                  .fp8 = codes(kWidth, 2 * kFeatures)},
               gate_up_flop, true),
+      product("fp8 gate_up wgrad",
+              sm90::WgradProblem{.rows = rows,
+                                 .in = kWidth,
+                                 .out = 2 * kFeatures,
+                                 .dw = l.dw.get(),
+                                 .fp8 = fp8_columns(l.row_codes, l.row_codes)},
+              gate_up_flop, false),
+      product("fp8 down wgrad",
+              sm90::WgradProblem{.rows = rows,
+                                 .in = kFeatures,
+                                 .out = kWidth,
+                                 .dw = l.dw.get(),
+                                 .fp8 = fp8_columns(l.row_codes, l.row_codes)},
+              down_flop, false),
   };
 }
 

@@ -39,6 +39,20 @@ void check_codes(const char* op, Device device, const BlockScaledCodes& codes, i
                Shape{w[0] * (w[1] / cuda::kScaleBlock + 1), w[2] / cuda::kScaleBlock});
 }
 
+void check_column_codes(const char* op, Device device, const ColumnScaledCodes& codes, int64_t rows,
+                        const Shape& w) {
+  if (!codes) return;
+  BM_CHECK(device != Device::kCpu, "{}: the CPU multiplies no codes", op);
+  BM_CHECK(w[1] % cuda::kScaleBlock == 0 && w[2] % cuda::kScaleBlock == 0 && rows % cuda::kScaleBlock == 0,
+           "{}: codes of {} rows for weights {}, expected multiples of {}", op, rows, w.str(),
+           cuda::kScaleBlock);
+  const int64_t blocks = rows / cuda::kScaleBlock;
+  check_tensor(op, "codes of y", codes.y_OR, DType::kU8, Shape{w[1], rows});
+  check_tensor(op, "scales of y", codes.y_scales_BO, DType::kF32, Shape{blocks, w[1]});
+  check_tensor(op, "codes of x", codes.x_IR, DType::kU8, Shape{w[2], rows});
+  check_tensor(op, "scales of x", codes.x_scales_BI, DType::kF32, Shape{blocks, w[2]});
+}
+
 }  // namespace
 
 void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
@@ -58,7 +72,8 @@ void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
 void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
   constexpr const char* kOp = "grouped_gemm_wgrad";
   check(kOp, ctx.device, args);
-  BM_CHECK(!args.codes, "{}: multiplies no codes", kOp);
+  BM_CHECK(!args.codes, "{}: sums over rows, whose codes are column_codes", kOp);
+  check_column_codes(kOp, ctx.device, args.column_codes, args.x_RI.shape[0], args.w_EOI.shape);
   if (args.squares_P) {
     const Shape& w = args.w_EOI.shape;
     check_tensor(kOp, "squares", args.squares_P, DType::kF32,

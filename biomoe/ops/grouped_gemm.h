@@ -20,6 +20,16 @@ struct BlockScaledCodes {
   explicit operator bool() const { return static_cast<bool>(rows_RK); }
 };
 
+// The operands of a weight gradient as such codes, in blocks of 128 rows of one column, transposed: as
+// quantize() writes them. `out`, `in` and R are multiples of 128. Summed as above.
+struct ColumnScaledCodes {
+  TensorView y_OR{};         // u8
+  TensorView y_scales_BO{};  // f32 [R / 128, out]
+  TensorView x_IR{};         // u8
+  TensorView x_scales_BI{};  // f32 [R / 128, in]
+  explicit operator bool() const { return static_cast<bool>(y_OR); }
+};
+
 // Rows [offsets[e], offsets[e+1]) of x and y belong to expert e, rows from offsets[E] to R to nobody: they
 // are neither read nor written. w[e] is [out, in]. Experts without rows are legal.
 //   grouped_gemm_forward: y[rows e]  = x[rows e] w[e]^T      y assigned
@@ -38,7 +48,8 @@ struct GroupedGemmArgs {
   // grouped_gemm_wgrad only, without accumulate and for w of bf16: partial sums of the squares of w as it is
   // stored, f32 [wgrad_squares_count()], all assigned. Their sum over all is in no given order of elements.
   TensorView squares_P{};
-  BlockScaledCodes codes{};  // forward: of x and w; dgrad: of y and the transposed w; wgrad: none
+  BlockScaledCodes codes{};           // forward: of x and w; dgrad: of y and the transposed w; wgrad: none
+  ColumnScaledCodes column_codes{};  // wgrad only
 };
 
 // The two products beside the activation, each as one operation with it. gate_up, act, probs, dgate_up,

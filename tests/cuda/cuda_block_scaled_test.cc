@@ -4,13 +4,14 @@
 #include "biomoe/ops/grouped_gemm.h"
 #include "biomoe/ops/quantize.h"
 #include "tests/cuda/gpu_test.h"
+#include "tests/ref/grouped_gemm.h"
 #include "tests/ref/scaled_swiglu.h"
 
 namespace biomoe::test {
 namespace {
 
 constexpr int64_t kBlock = 128, kInterleave = 32;
-constexpr int64_t kSpareRows = 40;  // belong to nobody
+constexpr int64_t kSpareRows = 128;  // belong to nobody
 
 struct Case {
   std::vector<int64_t> counts;  // rows of the experts
@@ -146,6 +147,30 @@ class CudaBlockScaledTest : public GpuTest, public testing::WithParamInterface<C
     to.weight_scales =
         std::make_unique<GpuTensor>(ctx(), DType::kF32, Shape{experts() * (out / kBlock + 1), in / kBlock});
     to.weight_scales->set(to.weights.scales);
+    return to;
+  }
+
+  // Of a weight gradient, transposed; what follows the used rows is poison.
+  struct Columns {
+    Codes host;
+    std::unique_ptr<GpuTensor> codes, scales;
+  };
+
+  Columns columns(const std::vector<double>& x, int64_t width, ScaleRule rule) {
+    Columns to;
+    to.host = quantized(x, used_rows(), width, 0, {kBlock, 1}, rule);
+    std::vector<double> codes(static_cast<size_t>(width * capacity_), 255.0);
+    for (int64_t r = 0; r < used_rows(); ++r) {
+      for (int64_t c = 0; c < width; ++c) {
+        codes[static_cast<size_t>(c * capacity_ + r)] = to.host.codes[static_cast<size_t>(r * width + c)];
+      }
+    }
+    to.codes = std::make_unique<GpuTensor>(ctx(), DType::kU8, Shape{width, capacity_});
+    to.codes->set(codes);
+    std::vector<double> scales = to.host.scales;
+    scales.resize(static_cast<size_t>(capacity_ / kBlock * width), std::nan(""));
+    to.scales = std::make_unique<GpuTensor>(ctx(), DType::kF32, Shape{capacity_ / kBlock, width});
+    to.scales->set(scales);
     return to;
   }
 
@@ -325,6 +350,53 @@ TEST_P(CudaBlockScaledTest, DownBackward) {
     expect_rows(dprobs, want.dprobs, 1, "dprobs");
     first = gate_up.bytes();
     first_dprobs = dprobs.bytes();
+  }
+}
+
+// Assigned in BF16 with sums of squares, and added to in both types.
+TEST_P(CudaBlockScaledTest, Wgrad) {
+  const auto& [counts, in, out, rule, step] = GetParam();
+  if (step > 1) GTEST_SKIP() << "a reference in double of these sizes takes minutes";
+  const Columns y = columns(row_values(1, out, kType), out, rule);
+  const Columns x = columns(row_values(2, in, kType), in, rule);
+  GpuTensor x_shape(ctx(), kType, Shape{capacity_, in}), y_shape(ctx(), kType, Shape{capacity_, out});
+  const Shape shape{experts(), out, in};
+  const std::vector<double> zeros(static_cast<size_t>(experts() * out * in), 0.0);
+  const std::vector<double> product =
+      ref::grouped_wgrad({in, out, offsets_}, y.host.values, x.host.values, zeros);
+  GroupedGemmArgs args{.x_RI = x_shape.view(),
+                       .w_EOI = {},
+                       .y_RO = y_shape.view(),
+                       .offsets_E1 = offsets(),
+                       .rows_E = rows(),
+                       .column_codes = {.y_OR = y.codes->view(),
+                                        .y_scales_BO = y.scales->view(),
+                                        .x_IR = x.codes->view(),
+                                        .x_scales_BI = x.scales->view()}};
+  GpuTensor dw(ctx(), kType, shape);
+  GpuTensor squares(ctx(), DType::kF32, Shape{wgrad_squares_count(Device::kCuda, experts(), out, in)});
+  args.w_EOI = dw.view();
+  args.squares_P = squares.view();
+  grouped_gemm_wgrad(ctx(), args);
+  EXPECT_CLOSE(dw.values(), product, DType::kBF16) << "assigned";
+  const std::vector<double> stored = dw.values(), parts = squares.values();
+  const double sum = std::inner_product(stored.begin(), stored.end(), stored.begin(), 0.0);
+  EXPECT_NEAR(std::accumulate(parts.begin(), parts.end(), 0.0), sum, 1e-5 * sum);
+  const std::vector<uint8_t> first = dw.bytes();
+  dw.poison();
+  grouped_gemm_wgrad(ctx(), args);
+  EXPECT_EQ(first, dw.bytes()) << "not the same twice";
+  args.accumulate = true;
+  args.squares_P = {};
+  const std::vector<double> before = normals(5, experts() * out * in, kType);
+  std::vector<double> want = before;
+  for (size_t i = 0; i < want.size(); ++i) want[i] += product[i];
+  for (const DType type : {DType::kBF16, DType::kF32}) {
+    GpuTensor sums(ctx(), type, shape);
+    sums.set(before);
+    args.w_EOI = sums.view();
+    grouped_gemm_wgrad(ctx(), args);
+    EXPECT_CLOSE(sums.values(), want, DType::kBF16) << dtype_name(type);
   }
 }
 

@@ -62,6 +62,14 @@ sm90::Fp8Operands fp8_operands(const BlockScaledCodes& codes, bool transposed) {
           .k_stride = transposed ? columns : 1};
 }
 
+sm90::Fp8Columns fp8_columns(const ColumnScaledCodes& codes) {
+  if (!codes) return {};
+  return {.dy = static_cast<const uint8_t*>(codes.y_OR.data),
+          .dy_scales = codes.y_scales_BO.f32(),
+          .x = static_cast<const uint8_t*>(codes.x_IR.data),
+          .x_scales = codes.x_scales_BI.f32()};
+}
+
 template <typename Problem>
 void run(const char* op, const Context& ctx, const Problem& problem) {
   sm90::GroupedGemmPlan plan;
@@ -135,7 +143,8 @@ void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
                                    .dw = args.w_EOI.data,
                                    .type = fp32 ? sm90::GradientType::kFp32 : sm90::GradientType::kBf16,
                                    .accumulate = args.accumulate,
-                                   .square_sums = args.squares_P.f32()};
+                                   .square_sums = args.squares_P.f32(),
+                                   .fp8 = fp8_columns(args.column_codes)};
   BM_CHECK(!args.squares_P || args.squares_P.num_elements() == sm90::wgrad_square_sums_count(problem),
            "{}: {} sums of squares, the kernel makes {}", kOp, args.squares_P.num_elements(),
            sm90::wgrad_square_sums_count(problem));

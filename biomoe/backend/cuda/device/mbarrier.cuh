@@ -18,6 +18,12 @@ __device__ __forceinline__ float load_shared(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
+  float2 pair;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
+  return pair;
+}
+
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }

@@ -48,13 +48,14 @@ __device__ __forceinline__ void bulk_load(uint32_t destination, const void* sour
       : "memory");
 }
 
-// Loads one word, and arrives at `barrier` once it and every earlier load_word of this thread is there.
-__device__ __forceinline__ void load_word(uint32_t destination, const void* source, uint32_t barrier) {
-  asm volatile(
-      "cp.async.ca.shared.global [%0], [%1], 4;\n\t"
-      "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%2];" ::"r"(destination),
-      "l"(source), "r"(barrier)
-      : "memory");
+// Loads one word.
+__device__ __forceinline__ void load_word(uint32_t destination, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
+}
+
+// Arrives at `barrier` once every earlier load_word of this thread is there.
+__device__ __forceinline__ void arrive_with_words(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t source, BoxCoordinates at) {

@@ -53,6 +53,19 @@ struct Fp8Operands {
   OperandType type() const { return rows != nullptr ? OperandType::kFp8 : OperandType::kBf16; }
 };
 
+// The operands of a weight gradient as E4M3 codes, transposed so that the rows summed over are contiguous, in
+// blocks of kScaleBlock rows of one column: of columns c and rows from kScaleBlock b the scale is at [b, c].
+// capacity, in and out are multiples of kScaleBlock. Summed as above.
+struct Fp8Columns {
+  const uint8_t* dy = nullptr;        // [out, capacity]
+  const float* dy_scales = nullptr;   // [capacity / kScaleBlock, out]
+  const uint8_t* x = nullptr;         // [in, capacity]
+  const float* x_scales = nullptr;    // [capacity / kScaleBlock, in]
+
+  explicit operator bool() const { return dy != nullptr; }
+  OperandType type() const { return dy != nullptr ? OperandType::kFp8 : OperandType::kBf16; }
+};
+
 // y[r] = x[r] w[e]^T. workspace: for Tiling::split, see split_workspace_bytes().
 struct ForwardProblem {
   ExpertRows rows;
@@ -118,11 +131,11 @@ struct WgradProblem {
   GradientType type = GradientType::kBf16;
   bool accumulate = false;
   float* square_sums = nullptr;
+  Fp8Columns fp8{};
 };
 
 // Columns of an output tile; its rows are kSegmentRows.
 constexpr int kTileColumns = 256;
-constexpr int kFp8TileColumns = 128;
 
 // A cluster of two blocks shares the operand that their tiles have in common. With `split`, which needs a
 // workspace, the tiles of a last wave that would leave half of the multiprocessors idle or more are cut along
@@ -156,9 +169,9 @@ struct KernelParams {
   const int64_t* offsets;
   const int32_t* rows_valid;
   const float* prob;
-  const float* row_scales;  // Fp8Operands, as the next
-  const float* weight_scales;
-  int64_t row_scales_stride, expert_stride, n_stride, k_stride;
+  const float* row_scales;     // of codes: of a, as Fp8Operands or Fp8Columns have them
+  const float* column_scales;  // of b
+  int64_t row_scales_stride, expert_stride, n_stride, k_stride;  // of Fp8Operands
   float* partials;  // dprob_partials or square_sums
   void* workspace;  // of split tiles, or null
   int64_t capacity;

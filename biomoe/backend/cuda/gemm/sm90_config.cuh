@@ -31,20 +31,20 @@ struct Config {
   static constexpr Product kProduct = kProductOf;
   static constexpr bool kFp8 = kTypeOf == OperandType::kFp8;
   static constexpr int kCluster = kClusterOf;
-  static constexpr int kTileN = kFp8 ? kFp8TileColumns : kTileColumns;
+  static constexpr int kTileN = kTileColumns;
   static constexpr int kTileK = kFp8 ? kScaleBlock : 64;        // 128 bytes
   static constexpr int kSums = kBoxRows * kTileN / kWarpgroup;  // accumulators a thread
   static constexpr bool kSumOverRows = kProduct == Product::kWgrad || kProduct == Product::kWgradFp32;
-  static constexpr bool kAMnMajor = kSumOverRows;
+  // Codes are K-major: for a sum over rows they lie transposed.
+  static constexpr bool kAMnMajor = !kFp8 && kSumOverRows;
   static constexpr bool kBMnMajor = !kFp8 && kProduct != Product::kForward && kProduct != Product::kGateUp;
-  static_assert(!kFp8 || !kSumOverRows, "8-bit operands are K-major");
 
   static constexpr bool kSplit = kProduct == Product::kForward || kProduct == Product::kDgrad;
 
   // The epilogue of a tile runs in steps between the products of the next one. Of FP32 results only half fit
   // into registers beside the next tile's accumulators: the other half goes to shared memory at once. Of
-  // codes none do, beside sums and two products in flight: the rounded results are held in shared memory,
-  // from where what needs no more work is stored without a step.
+  // codes none do, beside sums and a product in flight: the rounded results are held in shared memory, from
+  // where what needs no more work is stored without a step.
   static constexpr bool kFp32 = kProduct == Product::kWgradFp32;
   static constexpr bool kHeld = kFp8;
   static constexpr int kSteps = kProduct == Product::kGateUp      ? kTileN / (kHeld ? 64 : 32)
@@ -54,18 +54,20 @@ struct Config {
 
   static constexpr int kBBoxes = kTileN / kBoxRows;
   static constexpr int kStageBytes = (kABoxes + kBBoxes) * kBoxBytes;
-  static constexpr int kStages = kFp8 && kProduct != Product::kDownDgrad ? 5 : kFp32 ? 3 : 4;
-  // Of a stage of codes: the scales of the tile's rows, and that of the block of weights.
+  static constexpr int kStages = kFp8 || kFp32 ? 3 : 4;
+  // Of a stage of codes: the scales of the tile's rows, and those of its blocks of weights or its columns.
   static constexpr int kRowScaleBytes = kTileM * 4;
-  static constexpr int kScaleBytes = kFp8 ? kRowScaleBytes + 16 : 0;
+  static constexpr int kScaleBytes = kFp8 ? kRowScaleBytes + (kSumOverRows ? kTileN * 4 : 16) : 0;
+  static constexpr int kCountedScaleBytes = kSumOverRows ? kScaleBytes : kFp8 ? kRowScaleBytes : 0;
   // Boxes of epilogue staging a consumer warpgroup has, and after them those of held results.
-  static constexpr int kSlots = kFp32                                       ? 4
-                                : !kHeld || kProduct == Product::kDownDgrad ? 2
-                                : kProduct == Product::kGateUp              ? 1
-                                                                            : 0;
+  static constexpr int kSlots = kHeld   ? (kProduct == Product::kDownDgrad ? 1 : 0)
+                                : kFp32 ? 4
+                                        : 2;
   static constexpr int kHeldBoxes = kHeld ? kTileN / 64 : 0;
   static constexpr int kStagingBytes = (kSlots + kHeldBoxes) * kBoxBytes;
-  static constexpr int kBarriers = 2 * kStages + 2 * kSlots + 2 * kTileSlots;
+  // Boxes that gate_up is loaded into for its gradient; held results make room for it as they are used up.
+  static constexpr int kLoadPlaces = kProduct != Product::kDownDgrad ? 0 : kHeld ? 3 : kSlots;
+  static constexpr int kBarriers = 2 * kStages + 2 * kLoadPlaces + 2 * kTileSlots;
 
   static constexpr int kStagingOffset = kStages * kStageBytes;
   static constexpr int kScalesOffset = kStagingOffset + 2 * kStagingBytes;
@@ -73,8 +75,7 @@ struct Config {
   static constexpr int kTilesOffset = kBarrierOffset + kBarriers * 8;
   static constexpr int kArrivedOffset = kTilesOffset + kTileSlots * kTileBytes;  // a word a warpgroup
   static constexpr int kUnitsOffset = kArrivedOffset + 2 * 4;
-  static constexpr int kSharedBytes =
-      kUnitsOffset + (kMaxExperts + 1) * 4 + 1024;  // 1024: to align the start
+  static constexpr int kSharedBytes = kUnitsOffset + (kMaxExperts + 1) * 4;
   static_assert(kSharedBytes <= kMaxSharedBytes && kTilesOffset % 16 == 0);
 };
 

@@ -20,14 +20,16 @@ namespace biomoe::cuda::sm90 {
 constexpr int kWarpgroupBarrier = 1;  // + consumer warpgroup
 
 // Staging slots of one consumer warpgroup, used in turn.
-template <int kSlots>
+template <class Config>
 class Staging {
+  static constexpr int kSlots = Config::kSlots;
+
  public:
   __device__ Staging(uint32_t slots, uint32_t loaded, int warpgroup)
       : slots_(slots), loaded_(loaded), barrier_(kWarpgroupBarrier + warpgroup) {}
 
   __device__ bool leader() const { return threadIdx.x % kWarpgroup == 0; }
-  __device__ uint32_t slot(int turn) const { return slots_ + turn % kSlots * kBoxBytes; }
+  __device__ uint32_t slot(int turn) const { return slots_ + place(turn) * kBoxBytes; }
   __device__ uint32_t held(int box) const { return slots_ + (kSlots + box) * kBoxBytes; }
 
   // Waits until the last store from this turn's slot has read it; returns its address.
@@ -52,13 +54,16 @@ class Staging {
 
   __device__ void sync() const { named_barrier_sync(barrier_, kWarpgroup); }
 
-  // The leader alone, once all have fenced and met.
-  __device__ void store(int turn, const CUtensorMap* map, BoxCoordinates at, bool add) const {
+  // The leader alone, once all have fenced and met; a commit follows.
+  __device__ static void store_box(uint32_t box, const CUtensorMap* map, BoxCoordinates at, bool add) {
     if (add) {
-      tma_reduce_add(map, slot(turn), at);
+      tma_reduce_add(map, box, at);
     } else {
-      tma_store(map, slot(turn), at);
+      tma_store(map, box, at);
     }
+  }
+  __device__ void store(int turn, const CUtensorMap* map, BoxCoordinates at, bool add) const {
+    store_box(slot(turn), map, at, add);
     bulk_commit();
   }
 
@@ -66,13 +71,30 @@ class Staging {
   // been read; all wait for it before they read the slot.
   __device__ void start_load(int turn, const CUtensorMap* map, BoxCoordinates at) const {
     bulk_wait_read<0>();
-    const uint32_t barrier = loaded_ + turn % kSlots * 8;
+    const uint32_t barrier = loaded_ + place(turn) * 8;
     mbarrier_arrive_expect(barrier, kBoxBytes);
     tma_load(slot(turn), map, barrier, at);
   }
-  __device__ void wait_load(int turn) const { mbarrier_wait(loaded_ + turn % kSlots * 8, turn / kSlots & 1); }
+  __device__ void wait_load(int turn) const { mbarrier_wait(loaded_ + place(turn) * 8, uses(turn) & 1); }
 
  private:
+  // The slot of a turn. A gradient of codes has one, and from turn 2 and 5 on the first two held boxes,
+  // which turns 0 and 1, and 2 and 3, have used up.
+  __device__ static constexpr int place(int turn) {
+    if constexpr (Config::kHeld && Config::kProduct == Product::kDownDgrad) {
+      constexpr int kPlaces[] = {0, 0, 1, 0, 1, 2, 0, 2};
+      return kPlaces[turn];
+    } else {
+      return turn % kSlots;
+    }
+  }
+  // How often a turn's slot was used before, in the tile.
+  __device__ static constexpr int uses(int turn) {
+    int count = 0;
+    for (int before = 0; before < turn; ++before) count += place(before) == place(turn);
+    return count;
+  }
+
   uint32_t slots_;
   uint32_t loaded_;
   int barrier_;
@@ -147,37 +169,111 @@ __device__ __forceinline__ void write_columns(const PackedColumns* columns, uint
   }
 }
 
-// Rounds a tile's results into their boxes and stores these, unless they are the gradients of an activation,
-// which nothing but the steps reads: each warp its own rows.
+// A box of 32 columns of dw in FP32. value(c, half): the two results of row `row` + 8 half, columns 8 c + 2
+// pair and its right neighbour.
+template <class Value>
+__device__ __forceinline__ void write_fp32_box(uint32_t box, Value value) {
+  const FragmentPlace place = fragment_place();
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint2 pair = value(c, half);
+      const uint32_t address =
+          swizzled_chunk(box, place.row + 8 * half, 2 * c + place.pair / 2) + place.pair % 2 * 8;
+      asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(pair.x), "r"(pair.y) : "memory");
+    }
+  }
+}
+
+__device__ __forceinline__ float add_squares(uint32_t pair, float sum) {
+  return fmaf(high_bf16(pair), high_bf16(pair), fmaf(low_bf16(pair), low_bf16(pair), sum));
+}
+
+// With params.partials: adds the squares of 64 columns of dw.
 template <class Config>
-__device__ __forceinline__ void hold_result(const KernelParams& params, bool live,
-                                            const float (&acc)[Config::kSums],
-                                            const Finished<Config>& finished,
-                                            const Staging<Config::kSlots>& staging) {
-  constexpr bool kStored = Config::kProduct != Product::kDownDgrad;
-  if constexpr (kStored) staging.acquire_all();
+__device__ __forceinline__ void sum_squares(const KernelParams& params, const PackedColumns* columns,
+                                            Finished<Config>& finished) {
+  if (params.partials == nullptr) return;
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    finished.sum_upper = add_squares(columns[c].upper, finished.sum_upper);
+    finished.sum_upper = add_squares(columns[c].lower, finished.sum_upper);
+  }
+}
+
+// The sum of squares of the warp's 16 rows, once all columns are in it.
+template <class Config>
+__device__ __forceinline__ void store_square_sum(const KernelParams& params,
+                                                 const Finished<Config>& finished) {
+  if (params.partials == nullptr) return;
+  float sum = finished.sum_upper;
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+  if (threadIdx.x % 32 == 0 && finished.n_tile < params.n_tiles) {
+    const int64_t row_blocks = (params.m_extent + kTileM - 1) / kTileM * (kTileM / 16);
+    const int64_t row_block = finished.expert * row_blocks + (finished.row + fragment_place().warp_row) / 16;
+    params.partials[row_block * params.n_tiles + finished.n_tile] = sum;
+  }
+}
+
+// Writes the boxes kFirst to kFirst + kHeldBoxes of a tile's results, as `write(box, address)` does, and stores
+// them.
+template <class Config, int kFirst, class Write>
+__device__ __forceinline__ void store_held(const KernelParams& params, const Finished<Config>& finished,
+                                           const Staging<Config>& staging, bool add, Write write) {
+  staging.acquire_all();
+#pragma unroll
+  for (int box = 0; box < Config::kHeldBoxes; ++box) write(kFirst + box, staging.held(box));
+  fence_async_shared();
+  staging.sync();
+  if (!staging.leader()) return;
+  constexpr int kColumns = Config::kFp32 ? 32 : 64;
 #pragma unroll
   for (int box = 0; box < Config::kHeldBoxes; ++box) {
+    staging.store_box(staging.held(box), &params.out,
+                      {finished.n + (kFirst + box) * kColumns, finished.row, finished.expert}, add);
+  }
+  bulk_commit();
+}
+
+// Rounds a tile's results into their boxes and stores these, unless they are the gradients of an activation,
+// which nothing but the steps reads: each warp its own rows. Results in FP32 take two turns.
+template <class Config>
+__device__ __forceinline__ void hold_result(const KernelParams& params, bool live,
+                                            const float (&acc)[Config::kSums], Finished<Config>& finished,
+                                            const Staging<Config>& staging) {
+  const bool add = Config::kSumOverRows && params.accumulate;
+  if constexpr (Config::kFp32) {
+    const auto write = [&](int box, uint32_t address) {
+      write_fp32_box(address, [&](int c, int half) {
+        const int i = 4 * (box * 4 + c) + 2 * half;
+        return make_uint2(live ? __float_as_uint(acc[i]) : 0u, live ? __float_as_uint(acc[i + 1]) : 0u);
+      });
+    };
+    store_held<Config, 0>(params, finished, staging, add, write);
+    store_held<Config, Config::kHeldBoxes>(params, finished, staging, add, write);
+    return;
+  }
+  const auto write = [&](int box, uint32_t address) {
     PackedColumns columns[8];
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
       const float* d = acc + 4 * (8 * box + c);
       columns[c] = {live ? pack_bf16(d[0], d[1]) : 0u, live ? pack_bf16(d[2], d[3]) : 0u};
     }
-    write_columns<0, 8>(columns, staging.held(box), fragment_place());
-  }
-  if constexpr (!kStored) {
-    __syncwarp();
-    return;
-  }
-  fence_async_shared();
-  staging.sync();
-  if (!staging.leader()) return;
+    write_columns<0, 8>(columns, address, fragment_place());
+    if constexpr (Config::kSumOverRows) sum_squares(params, columns, finished);
+  };
+  if constexpr (Config::kProduct == Product::kDownDgrad) {
+    staging.acquire_all();
 #pragma unroll
-  for (int box = 0; box < Config::kHeldBoxes; ++box) {
-    tma_store(&params.out, staging.held(box), {finished.n + box * 64, finished.row, 0});
+    for (int box = 0; box < Config::kHeldBoxes; ++box) write(box, staging.held(box));
+    __syncwarp();
+  } else {
+    store_held<Config, 0>(params, finished, staging, add, write);
+    if constexpr (Config::kSumOverRows) store_square_sum<Config>(params, finished);
   }
-  bulk_commit();
 }
 
 // A tile cut along k: leaves this part in the workspace; the warpgroup that comes last, whichever part it
@@ -225,35 +321,17 @@ __device__ __forceinline__ bool sum_parts(const KernelParams& params, const Tile
   return true;
 }
 
-__device__ __forceinline__ float add_squares(uint32_t pair, float sum) {
-  return fmaf(high_bf16(pair), high_bf16(pair), fmaf(low_bf16(pair), low_bf16(pair), sum));
-}
-
 // A box of y, dx or dw; with params.partials also the sum of squares of the warp's 16 rows.
 template <class Config, int kStep>
 __device__ __forceinline__ void store_bf16_step(const KernelParams& params, Finished<Config>& finished,
-                                                const Staging<Config::kSlots>& staging) {
+                                                const Staging<Config>& staging) {
   const PackedColumns* columns = finished.columns + 8 * kStep;
   const bool add = Config::kSumOverRows && params.accumulate;
   write_columns<0, 8>(columns, staging.acquire(kStep), fragment_place());
   staging.publish(kStep, &params.out, {finished.n + kStep * 64, finished.row, finished.expert}, add);
   if constexpr (Config::kSumOverRows) {
-    if (params.partials == nullptr) return;
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      finished.sum_upper = add_squares(columns[c].upper, finished.sum_upper);
-      finished.sum_upper = add_squares(columns[c].lower, finished.sum_upper);
-    }
-    if (kStep + 1 < Config::kSteps) return;
-    float sum = finished.sum_upper;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-    if (threadIdx.x % 32 == 0 && finished.n_tile < params.n_tiles) {
-      const int64_t row_blocks = (params.m_extent + kTileM - 1) / kTileM * (kTileM / 16);
-      const int64_t row_block =
-          finished.expert * row_blocks + (finished.row + fragment_place().warp_row) / 16;
-      params.partials[row_block * params.n_tiles + finished.n_tile] = sum;
-    }
+    sum_squares(params, columns, finished);
+    if constexpr (kStep + 1 == Config::kSteps) store_square_sum<Config>(params, finished);
   }
 }
 
@@ -262,11 +340,14 @@ __device__ __forceinline__ uint32_t scaled_swiglu_pair(uint32_t gate, uint32_t u
                    scaled_swiglu(high_bf16(gate), high_bf16(up), prob));
 }
 
-// A box of act from the held boxes of gate_up, in a step for each of these.
+// A held box of gate_up becomes 32 columns of act, which lie where gates were that have been used: of two
+// boxes in the first of them, once its store has read it.
 template <class Config, int kStep>
 __device__ __forceinline__ void store_act_step(const KernelParams& params, const Finished<Config>& finished,
-                                               const Staging<Config::kSlots>& staging) {
+                                               const Staging<Config>& staging) {
   const FragmentPlace place = fragment_place();
+  const uint32_t target = staging.held(kStep / 2 * 2);
+  if constexpr (kStep == 0) staging.acquire_all();
 #pragma unroll
   for (int c = 0; c < 4; c += 2) {
     const MatrixBlock gate = load_block(block_address(staging.held(kStep), place.warp_row, c, place.lane));
@@ -277,10 +358,14 @@ __device__ __forceinline__ void store_act_step(const KernelParams& params, const
       act.r[i] =
           scaled_swiglu_pair(gate.r[i], up.r[i], i % 2 == 0 ? finished.prob_upper : finished.prob_lower);
     }
-    store_block(block_address(staging.slot(0), place.warp_row, 4 * kStep + c, place.lane), act);
+    store_block(block_address(target, place.warp_row, kStep % 2 * 4 + c, place.lane), act);
   }
-  if constexpr (kStep + 1 == Config::kSteps) {
-    staging.publish(0, &params.aux, {finished.n / 2, finished.row, 0});
+  if constexpr (kStep % 2 == 1) {
+    fence_async_shared();
+    staging.sync();
+    if (!staging.leader()) return;
+    tma_store(&params.aux, target, {finished.n / 2 + kStep / 2 * 64, finished.row, 0});
+    bulk_commit();
   }
 }
 
@@ -289,7 +374,7 @@ __device__ __forceinline__ void store_act_step(const KernelParams& params, const
 template <class Config, int kStep>
 __device__ __forceinline__ void store_gate_up_step(const KernelParams& params,
                                                    const Finished<Config>& finished,
-                                                   const Staging<Config::kSlots>& staging) {
+                                                   const Staging<Config>& staging) {
   constexpr int kGroup = kStep / 4;
   constexpr int kPart = kStep % 4;
   constexpr int kTurn = 3 * kGroup + (kPart < 2 ? kPart : 2);
@@ -329,7 +414,7 @@ __device__ __forceinline__ float swiglu_gradient_pair(uint32_t dact, float prob,
 // dact of features [16 kHalf, 16 kHalf + 16) of box kBox of gate_up.
 template <class Config, int kBox, int kHalf>
 __device__ __forceinline__ MatrixBlock dact_block(const Finished<Config>& finished,
-                                                  const Staging<Config::kSlots>& staging) {
+                                                  const Staging<Config>& staging) {
   if constexpr (Config::kHeld) {
     const FragmentPlace place = fragment_place();
     return load_block(
@@ -380,41 +465,31 @@ __device__ __forceinline__ void store_dprob_partials(const KernelParams& params,
 }
 
 // Step 0 starts to load box 0 of gate_up; steps 2 b + 1 and 2 b + 2 turn the halves of box b, 64 columns for
-// 32 of dact, and the first of them starts to load the box after it.
+// 32 of dact, and the first of them starts to load the box after it. Where the slot of that one is still in
+// use, the second does, once the store of box b has read it.
 template <class Config, int kStep>
 __device__ __forceinline__ void store_dgate_up_step(const KernelParams& params, Finished<Config>& finished,
-                                                    const Staging<Config::kSlots>& staging) {
+                                                    const Staging<Config>& staging) {
   constexpr int kBoxes = (Config::kSteps - 1) / 2;
-  constexpr int kLoad = (kStep + 1) / 2;
-  if (kStep % 2 == (kStep > 0) && kLoad < kBoxes && staging.leader()) {
-    staging.start_load(kLoad, &params.aux, {2 * finished.n + kLoad * 64, finished.row, 0});
-  }
-  if constexpr (kStep > 0) {
-    constexpr int kBox = (kStep - 1) / 2;
-    constexpr int kHalf = (kStep - 1) % 2;
+  constexpr int kBox = (kStep - 1) / 2;
+  constexpr int kHalf = (kStep - 1) % 2;
+  constexpr bool kLate = Config::kHeld && kBox < 2;
+  const auto load = [&](int box) {
+    if (box < kBoxes && staging.leader()) {
+      staging.start_load(box, &params.aux, {2 * finished.n + box * 64, finished.row, 0});
+    }
+  };
+  if constexpr (kStep == 0) {
+    load(0);
+  } else {
+    if constexpr (kHalf == 0 && !kLate) load(kBox + 1);
     if constexpr (kHalf == 0) staging.wait_load(kBox);
     turn_into_gradient<Config>(finished, staging.slot(kBox), kHalf,
                                dact_block<Config, kBox, kHalf>(finished, staging));
     if constexpr (kHalf == 1) {
       staging.publish(kBox, &params.out, {2 * finished.n + kBox * 64, finished.row, 0});
+      if constexpr (kLate) load(kBox + 1);
       if constexpr (kBox == kBoxes - 1) store_dprob_partials(params, finished);
-    }
-  }
-}
-
-// A box of 32 columns of dw in FP32. value(c, half): the two results of row `row` + 8 half, columns 8 c + 2
-// pair and its right neighbour.
-template <class Value>
-__device__ __forceinline__ void write_fp32_box(uint32_t box, Value value) {
-  const FragmentPlace place = fragment_place();
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint2 pair = value(c, half);
-      const uint32_t address =
-          swizzled_chunk(box, place.row + 8 * half, 2 * c + place.pair / 2) + place.pair % 2 * 8;
-      asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(pair.x), "r"(pair.y) : "memory");
     }
   }
 }
@@ -423,7 +498,7 @@ __device__ __forceinline__ void write_fp32_box(uint32_t box, Value value) {
 template <class Config>
 __device__ __forceinline__ void store_fp32_half(const KernelParams& params, bool live,
                                                 const float (&acc)[Config::kSums], Finished<Config>& finished,
-                                                const Staging<Config::kSlots>& staging) {
+                                                const Staging<Config>& staging) {
   constexpr int kSlots = Config::kSlots;
   const auto bits = [&](int i) { return live ? __float_as_uint(acc[i]) : 0u; };
   staging.acquire_all();
@@ -452,7 +527,7 @@ __device__ __forceinline__ void store_fp32_half(const KernelParams& params, bool
 // A box of the right half.
 template <class Config, int kStep>
 __device__ __forceinline__ void store_fp32_step(const KernelParams& params, const Finished<Config>& finished,
-                                                const Staging<Config::kSlots>& staging) {
+                                                const Staging<Config>& staging) {
   constexpr int kTurn = Config::kSlots + kStep;
   static_assert(Config::kSlots + Config::kSteps == Config::kTileN / 32);
   write_fp32_box(staging.acquire(kTurn), [&](int c, int half) {
@@ -466,7 +541,7 @@ __device__ __forceinline__ void store_fp32_step(const KernelParams& params, cons
 // One step of the epilogue.
 template <class Config, int kStep>
 __device__ __forceinline__ void finish_step(const KernelParams& params, Finished<Config>& finished,
-                                            const Staging<Config::kSlots>& staging) {
+                                            const Staging<Config>& staging) {
   // Hides from the compiler that these do not change in the loop over k: it would compute everything that
   // follows from them ahead of that loop, and spill it.
 #pragma unroll
@@ -488,7 +563,7 @@ __device__ __forceinline__ void finish_step(const KernelParams& params, Finished
 
 template <class Config, int kStep = 0>
 __device__ __forceinline__ void finish_step(int step, const KernelParams& params, Finished<Config>& finished,
-                                            const Staging<Config::kSlots>& staging) {
+                                            const Staging<Config>& staging) {
   if constexpr (kStep < Config::kSteps) {
     if (step == kStep) {
       finish_step<Config, kStep>(params, finished, staging);
@@ -500,7 +575,7 @@ __device__ __forceinline__ void finish_step(int step, const KernelParams& params
 
 template <class Config, int kStep = 0>
 __device__ __forceinline__ void finish_all(const KernelParams& params, Finished<Config>& finished,
-                                           const Staging<Config::kSlots>& staging) {
+                                           const Staging<Config>& staging) {
   if constexpr (kStep < Config::kSteps) {
     finish_step<Config, kStep>(params, finished, staging);
     finish_all<Config, kStep + 1>(params, finished, staging);

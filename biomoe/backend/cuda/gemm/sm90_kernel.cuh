@@ -26,7 +26,7 @@ struct SharedLayout {
   uint32_t base;
 
   __device__ uint32_t stage(int stage) const { return base + stage * Config::kStageBytes; }
-  // Of a stage's rows of A, one each; and after them that of its block of B.
+  // Of a stage's rows of A, one each; and after them those of its blocks of weights, or of its rows of B.
   __device__ uint32_t scales(int stage) const {
     return base + Config::kScalesOffset + stage * Config::kScaleBytes;
   }
@@ -36,24 +36,29 @@ struct SharedLayout {
     return base + Config::kStagingOffset + warpgroup * Config::kStagingBytes;
   }
   __device__ uint32_t loaded(int warpgroup) const {
-    return full(2 * Config::kStages + warpgroup * Config::kSlots);
+    return full(2 * Config::kStages + warpgroup * Config::kLoadPlaces);
   }
   __device__ uint32_t arrived(int warpgroup) const { return base + Config::kArrivedOffset + warpgroup * 4; }
   __device__ TileQueue tiles() const {
-    return {base + Config::kTilesOffset, full(2 * Config::kStages + 2 * Config::kSlots)};
+    return {base + Config::kTilesOffset, full(2 * Config::kStages + 2 * Config::kLoadPlaces)};
   }
 };
 
 template <class Config>
 __device__ __forceinline__ BoxCoordinates a_box(const Tile& tile, int k_block, int box) {
-  if constexpr (Config::kAMnMajor) return {tile.m + box * kBoxRows, tile.a_row + k_block * Config::kTileK, 0};
+  const int m = tile.m + box * kBoxRows;
+  if constexpr (Config::kAMnMajor) return {m, tile.a_row + k_block * Config::kTileK, 0};
+  if constexpr (Config::kSumOverRows) return {tile.a_row + k_block * Config::kTileK, m, 0};
   return {k_block * Config::kTileK, tile.a_row + box * kBoxRows, 0};
 }
 
 template <class Config>
 __device__ __forceinline__ BoxCoordinates b_box(const Tile& tile, int k_block, int box) {
   const int n = tile.n + box * kBoxRows;
-  if constexpr (Config::kSumOverRows) return {n, tile.a_row + k_block * Config::kTileK, 0};
+  if constexpr (Config::kSumOverRows && Config::kBMnMajor) {
+    return {n, tile.a_row + k_block * Config::kTileK, 0};
+  }
+  if constexpr (Config::kSumOverRows) return {tile.a_row + k_block * Config::kTileK, n, 0};
   if constexpr (Config::kBMnMajor) return {n, k_block * Config::kTileK, tile.expert};
   return {k_block * Config::kTileK, n, tile.expert};
 }
@@ -90,17 +95,34 @@ __device__ __forceinline__ void load_stage(const KernelParams& params, const Til
   }
 }
 
-// The scales of one block of k. A tile beyond the last column is multiplied with zeros, by any scale.
+// The scales of one block of k. What lies beyond the last column is multiplied with zeros: any scale will do.
 template <class Config>
 __device__ __forceinline__ void load_scales(const KernelParams& params, const Tile& tile, int k_block,
                                             uint32_t scales, uint32_t full) {
-  const int64_t n = min(tile.n_tile, params.n_tiles - 1);
-  bulk_load(scales, params.row_scales + k_block * params.row_scales_stride + tile.a_row,
-            Config::kRowScaleBytes, full);
-  load_word(scales + Config::kRowScaleBytes,
-            params.weight_scales + tile.expert * params.expert_stride + n * params.n_stride +
-                k_block * params.k_stride,
-            full);
+  constexpr int kBlocks = Config::kTileN / kScaleBlock;
+  const uint32_t columns = scales + Config::kRowScaleBytes;
+  if constexpr (Config::kSumOverRows) {
+    const int64_t block = tile.a_row / kScaleBlock + k_block;
+    bulk_load(scales, params.row_scales + block * params.m_extent + tile.m, Config::kRowScaleBytes, full);
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      const int n = min(tile.n + i * kScaleBlock, params.n_extent - kScaleBlock);
+      bulk_load(columns + i * kScaleBlock * 4, params.column_scales + block * params.n_extent + n,
+                kScaleBlock * 4, full);
+    }
+  } else {
+    bulk_load(scales, params.row_scales + k_block * params.row_scales_stride + tile.a_row,
+              Config::kRowScaleBytes, full);
+    const int last = params.n_extent / kScaleBlock - 1;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      const int64_t n = min(tile.n_tile * kBlocks + i, last);
+      load_word(columns + i * 4,
+                params.column_scales + tile.expert * params.expert_stride + n * params.n_stride +
+                    k_block * params.k_stride);
+    }
+    arrive_with_words(full);
+  }
 }
 
 // The producer: one thread.
@@ -118,7 +140,7 @@ __device__ __forceinline__ void produce(const KernelParams& params, const Shared
     for (int k_block = 0; k_block < tile.k_blocks; ++k_block) {
       mbarrier_wait(shared.empty(ring.stage), ring.phase ^ 1);
       const uint32_t full = shared.full(ring.stage);
-      mbarrier_arrive_expect(full, Config::kStageBytes + (Config::kFp8 ? Config::kRowScaleBytes : 0));
+      mbarrier_arrive_expect(full, Config::kStageBytes + Config::kCountedScaleBytes);
       load_stage<Config>(params, tile, tile.k_begin + k_block, rank, shared.stage(ring.stage), full);
       if constexpr (Config::kFp8) {
         load_scales<Config>(params, tile, tile.k_begin + k_block, shared.scales(ring.stage), full);
@@ -186,12 +208,13 @@ __device__ __forceinline__ void multiply(const SharedLayout<Config>& shared, int
   release_stage<Config>(shared, ring.last());
 }
 
-// Starts the products of one stage of codes.
+// Starts the products of half of the columns of a stage of codes.
 template <class Config>
-__device__ __forceinline__ void multiply_codes(uint32_t stage, int warpgroup,
-                                               float (&partial)[Config::kSums]) {
+__device__ __forceinline__ void multiply_codes(uint32_t stage, int warpgroup, int half,
+                                               float (&partial)[Config::kSums / 2]) {
+  constexpr int kHalfBytes = Config::kBBoxes / 2 * kBoxBytes;
   const uint64_t a = wgmma_descriptor(stage + warpgroup * kBoxBytes, 0);
-  const uint64_t b = wgmma_descriptor(stage + kABoxes * kBoxBytes, 0);
+  const uint64_t b = wgmma_descriptor(stage + kABoxes * kBoxBytes + half * kHalfBytes, 0);
   constexpr uint64_t kStep = kWgmmaCodesK >> 4;
   wgmma_fence();
   wgmma_e4m3_m64n128k32<false>(partial, a, b);
@@ -202,76 +225,83 @@ __device__ __forceinline__ void multiply_codes(uint32_t stage, int warpgroup,
   wgmma_commit();
 }
 
-// A block of k of a tile of codes: its product in registers, and the scales of the thread's rows, times that
-// of the block of weights.
+// The scales of a stage, for one thread: of its rows, and where the columns are weights of their blocks.
 template <class Config>
-struct ScaledProduct {
-  float partial[Config::kSums];
-  float upper, lower;
+class StageScales {
+ public:
+  __device__ __forceinline__ StageScales(uint32_t scales, int warpgroup)
+      : columns_(scales + Config::kRowScaleBytes) {
+    const uint32_t row = scales + static_cast<uint32_t>(warpgroup * kBoxRows + fragment_place().row) * 4;
+    upper_ = load_shared(row);
+    lower_ = load_shared(row + 8 * 4);
+    if constexpr (!Config::kSumOverRows) {
+      block_[0] = load_shared(columns_);
+      block_[1] = load_shared(columns_ + 4);
+    }
+  }
 
-  // Waits until the stage is filled, and starts the product.
-  __device__ __forceinline__ void start(const SharedLayout<Config>& shared, const RingState<Config>& ring,
-                                        int warpgroup) {
-    const uint32_t row = static_cast<uint32_t>(warpgroup * kBoxRows + fragment_place().row);
-    mbarrier_wait(shared.full(ring.stage), ring.phase);
-    const uint32_t scales = shared.scales(ring.stage);
-    const float of_block = load_shared(scales + Config::kRowScaleBytes);
-    upper = load_shared(scales + row * 4) * of_block;
-    lower = load_shared(scales + (row + 8) * 4) * of_block;
-    multiply_codes<Config>(shared.stage(ring.stage), warpgroup, partial);
-  }
-  // Once the product is complete.
-  __device__ __forceinline__ void add_to(float (&sums)[Config::kSums]) {
+  // Adds the finished product of half of the columns.
+  template <int kHalf>
+  __device__ __forceinline__ void add(float (&partial)[Config::kSums / 2],
+                                      float (&sums)[Config::kSums]) const {
+    constexpr int kCount = Config::kSums / 2;
     pin_registers(partial);
+    float* to = sums + kHalf * kCount;
+    if constexpr (Config::kSumOverRows) {
+      const uint32_t column = columns_ + (kHalf * kCount * 2 + fragment_place().pair * 2) * 4;
 #pragma unroll
-    for (int i = 0; i < Config::kSums; ++i) sums[i] = fmaf(partial[i], i & 2 ? lower : upper, sums[i]);
+      for (int i = 0; i < kCount; i += 4) {
+        const float2 scale = load_shared_pair(column + i * 8);
+        to[i] = fmaf(partial[i], upper_ * scale.x, to[i]);
+        to[i + 1] = fmaf(partial[i + 1], upper_ * scale.y, to[i + 1]);
+        to[i + 2] = fmaf(partial[i + 2], lower_ * scale.x, to[i + 2]);
+        to[i + 3] = fmaf(partial[i + 3], lower_ * scale.y, to[i + 3]);
+      }
+    } else {
+      const float upper = upper_ * block_[kHalf], lower = lower_ * block_[kHalf];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) to[i] = fmaf(partial[i], i & 2 ? lower : upper, to[i]);
+    }
   }
+
+ private:
+  uint32_t columns_;
+  float upper_, lower_;
+  float block_[2];
 };
 
-// The same as multiply() for codes: each block of k is a product of its own, scaled and added in FP32 while
-// that of the next block runs. between(turn) is called for turns 1 to between_turns().
+// The same as multiply() for codes: each block of k is a product of its own, scaled and added in FP32. A
+// product of all columns would leave no registers for the sums, so it is made in two halves; while one
+// warpgroup scales a half, the tensor cores work for the other. What makes it fast is the tile: half as wide,
+// it would ask L2 for more than it gives.
 template <class Config, class Between, class Issued>
 __device__ __forceinline__ void multiply_scaled(const SharedLayout<Config>& shared, int k_blocks,
                                                 int warpgroup, RingState<Config>& ring,
                                                 float (&sums)[Config::kSums], Between between,
                                                 Issued issued) {
-  ScaledProduct<Config> even, odd;
+  float partial[Config::kSums / 2];
 #pragma unroll
   for (int i = 0; i < Config::kSums; ++i) sums[i] = 0.0f;
-  // Starts the next block, and adds the one before.
-  const auto follow = [&](ScaledProduct<Config>& next, ScaledProduct<Config>& before) {
-    next.start(shared, ring, warpgroup);
-    wgmma_wait<1>();
-    release_stage<Config>(shared, ring.last());
+  for (int k_block = 0; k_block < k_blocks; ++k_block) {
+    mbarrier_wait(shared.full(ring.stage), ring.phase);
+    const StageScales<Config> scales(shared.scales(ring.stage), warpgroup);
+    multiply_codes<Config>(shared.stage(ring.stage), warpgroup, 0, partial);
+    if (k_block > 0) between(k_block);
+    wgmma_wait<0>();
+    scales.template add<0>(partial, sums);
+    multiply_codes<Config>(shared.stage(ring.stage), warpgroup, 1, partial);
+    if (k_block + 1 == k_blocks) issued();
+    wgmma_wait<0>();
+    if constexpr (Config::kSumOverRows) {  // the scales are still to be read
+      scales.template add<1>(partial, sums);
+      __syncwarp();
+      release_stage<Config>(shared, ring.stage);
+    } else {
+      release_stage<Config>(shared, ring.stage);
+      scales.template add<1>(partial, sums);
+    }
     ring.advance();
-    before.add_to(sums);
-  };
-  even.start(shared, ring, warpgroup);
-  ring.advance();
-  int k_block = 1;
-  for (; k_block + 1 < k_blocks; k_block += 2) {
-    follow(odd, even);
-    follow(even, odd);
-    between((k_block + 1) / 2);
   }
-  if (k_block < k_blocks) {
-    follow(odd, even);
-    issued();
-    wgmma_wait<0>();
-    release_stage<Config>(shared, ring.last());
-    odd.add_to(sums);
-  } else {
-    issued();
-    wgmma_wait<0>();
-    release_stage<Config>(shared, ring.last());
-    even.add_to(sums);
-  }
-}
-
-// How often multiply() or multiply_scaled() calls between().
-template <class Config>
-__device__ __forceinline__ int between_turns(int k_blocks) {
-  return Config::kFp8 ? (k_blocks - 1) / 2 : k_blocks - 1;
 }
 
 // When the steps of a pending epilogue run: evenly over the blocks of k of the next tile, and the two
@@ -301,7 +331,7 @@ struct StepSchedule {
 template <class Config>
 __device__ __forceinline__ void consume(const KernelParams& params, const SharedLayout<Config>& shared,
                                         int warpgroup) {
-  const Staging<Config::kSlots> staging(shared.staging(warpgroup), shared.loaded(warpgroup), warpgroup);
+  const Staging<Config> staging(shared.staging(warpgroup), shared.loaded(warpgroup), warpgroup);
   RingState<Config> ring;
   float acc[Config::kSums];
   Finished<Config> finished;
@@ -342,7 +372,7 @@ __device__ __forceinline__ void consume(const KernelParams& params, const Shared
               finished.columns[vector] = {pack_bf16(sums.x, sums.y), pack_bf16(sums.z, sums.w)};
             }
           });
-    } else if constexpr (Config::kFp32) {
+    } else if constexpr (Config::kFp32 && !Config::kHeld) {
       store_fp32_half(params, live, acc, finished, staging);
     } else if constexpr (!Config::kHeld) {
       pack_result(live, acc, finished);
@@ -350,7 +380,7 @@ __device__ __forceinline__ void consume(const KernelParams& params, const Shared
     if (Config::kHeld && whole) hold_result<Config>(params, live, acc, finished, staging);
     live = upcoming.k_blocks > 0 && upcoming.live_rows > warpgroup * kBoxRows;
     if (whole) {
-      const int turns = between_turns<Config>(upcoming.k_blocks);
+      const int turns = upcoming.k_blocks - 1;
       if (live && turns >= Config::kSteps) {
         schedule.start(turns, warpgroup);
       } else {
@@ -365,18 +395,18 @@ __device__ __forceinline__ void consume(const KernelParams& params, const Shared
 template <class Config>
 __global__ void __launch_bounds__(kThreads, 1)
     grouped_gemm_kernel(const __grid_constant__ KernelParams params) {
-  extern __shared__ uint8_t shared_bytes[];
-  uint8_t* aligned = shared_bytes + (1024 - shared_address(shared_bytes) % 1024) % 1024;
-  const SharedLayout<Config> shared{shared_address(aligned)};
-  int32_t* unit_begin = reinterpret_cast<int32_t*>(aligned + Config::kUnitsOffset);
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];  // as the swizzle wants
+  const SharedLayout<Config> shared{shared_address(shared_bytes)};
+  int32_t* unit_begin = reinterpret_cast<int32_t*>(shared_bytes + Config::kUnitsOffset);
   const int rank = Config::kCluster == 1 ? 0 : static_cast<int>(cluster_block_rank());
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      mbarrier_init(shared.full(stage), Config::kFp8 ? 2 : 1);  // the producer, and its load_word
+      // The producer, and its words.
+      mbarrier_init(shared.full(stage), Config::kFp8 && !Config::kSumOverRows ? 2 : 1);
       mbarrier_init(shared.empty(stage), kConsumerWarps * Config::kCluster);
     }
-    for (int slot = 0; slot < 2 * Config::kSlots; ++slot) mbarrier_init(shared.loaded(0) + slot * 8, 1);
+    for (int i = 0; i < 2 * Config::kLoadPlaces; ++i) mbarrier_init(shared.loaded(0) + i * 8, 1);
     shared.tiles().init();
     fence_mbarrier_init();
   }

@@ -14,7 +14,7 @@ KernelChoice forward_kernel(const Tiling& tiling, OperandType type);
 KernelChoice gate_up_kernel(const Tiling& tiling, OperandType type);
 KernelChoice dgrad_kernel(const Tiling& tiling);  // of BF16: with codes it is the forward kernel
 KernelChoice down_dgrad_kernel(const Tiling& tiling, OperandType type);
-KernelChoice wgrad_kernel(const Tiling& tiling, GradientType type);
+KernelChoice wgrad_kernel(const Tiling& tiling, GradientType result, OperandType operands);
 
 // dprob[r] = sum over n_tiles of partials[r, :], for r < offsets[experts].
 cudaError_t launch_sum_dprob(const KernelParams& params, float* dprob, cudaStream_t stream);

@@ -111,11 +111,28 @@ struct PlanBuilder {
     map(&params().b, fp8.weights, {rows.experts, n, k}, Element::kCode);
     params().row_scales = fp8.row_scales;
     params().row_scales_stride = fp8.row_scales_stride;
-    params().weight_scales = fp8.weight_scales;
+    params().column_scales = fp8.weight_scales;
     params().expert_stride = fp8.expert_stride;
     params().n_stride = fp8.n_stride;
     params().k_stride = fp8.k_stride;
-    params().n_tiles = static_cast<int>(n / kFp8TileColumns);
+  }
+
+  // Those of a weight gradient.
+  void operands(const WgradProblem& problem) {
+    const Fp8Columns& fp8 = problem.fp8;
+    const int64_t rows = problem.rows.capacity;
+    if (!fp8) {
+      map(&params().a, problem.dy, {1, rows, problem.out});
+      map(&params().b, problem.x, {1, rows, problem.in});
+      return;
+    }
+    require(rows % kScaleBlock == 0 && problem.out % kScaleBlock == 0 && problem.in % kScaleBlock == 0);
+    require(fp8.dy_scales != nullptr && is_aligned(fp8.dy_scales) && fp8.x_scales != nullptr &&
+            is_aligned(fp8.x_scales));
+    map(&params().a, fp8.dy, {1, problem.out, rows}, Element::kCode);
+    map(&params().b, fp8.x, {1, problem.in, rows}, Element::kCode);
+    params().row_scales = fp8.dy_scales;
+    params().column_scales = fp8.x_scales;
   }
 
   void sizes(int64_t m, int64_t n, int64_t k) {
@@ -194,8 +211,7 @@ cudaError_t split_workspace_bytes(int64_t* bytes) {
 }
 
 int64_t dprob_partials_count(const DownDgradProblem& problem) {
-  const int64_t columns = problem.fp8 ? kFp8TileColumns : kTileColumns;
-  return problem.rows.capacity * ((problem.features + columns - 1) / columns);
+  return problem.rows.capacity * ((problem.features + kTileColumns - 1) / kTileColumns);
 }
 
 int64_t wgrad_square_sums_count(const WgradProblem& problem) {
@@ -270,13 +286,12 @@ cudaError_t make_plan(const WgradProblem& problem, const Tiling& tiling, Grouped
   builder.require(problem.square_sums == nullptr ||
                   (!problem.accumulate && problem.type == GradientType::kBf16));
   KernelParams& params = builder.params();
-  builder.map(&params.a, problem.dy, {1, problem.rows.capacity, problem.out});
-  builder.map(&params.b, problem.x, {1, problem.rows.capacity, problem.in});
+  builder.operands(problem);
   builder.map(&params.out, problem.dw, {problem.rows.experts, problem.out, problem.in},
               problem.type == GradientType::kFp32 ? Element::kFp32 : Element::kBf16);
   params.partials = problem.square_sums;
   params.accumulate = problem.accumulate;
-  builder.kernel(wgrad_kernel(tiling, problem.type));
+  builder.kernel(wgrad_kernel(tiling, problem.type, problem.fp8.type()));
   return builder.status;
 }
 

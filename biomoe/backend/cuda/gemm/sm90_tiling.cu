@@ -8,22 +8,21 @@ namespace {
 // shows.
 constexpr int64_t kMostTilesToSplit = 24 * 132;
 
-Tiling split_where_few(const ExpertRows& rows, int64_t columns, OperandType type, const void* workspace) {
-  const int64_t tile_columns = type == OperandType::kFp8 ? kFp8TileColumns : kTileColumns;
-  const int64_t tiles = rows.capacity / kSegmentRows * ((columns + tile_columns - 1) / tile_columns);
+Tiling split_where_few(const ExpertRows& rows, int64_t columns, const void* workspace) {
+  const int64_t tiles = rows.capacity / kSegmentRows * ((columns + kTileColumns - 1) / kTileColumns);
   return {.cluster = 2, .split = workspace != nullptr && tiles <= kMostTilesToSplit};
 }
 
 }  // namespace
 
 Tiling choose_tiling(const ForwardProblem& problem) {
-  return split_where_few(problem.rows, problem.out, problem.fp8.type(), problem.workspace);
+  return split_where_few(problem.rows, problem.out, problem.workspace);
 }
 Tiling choose_tiling(const GateUpProblem&) {
   return {.cluster = 2};
 }
 Tiling choose_tiling(const DgradProblem& problem) {
-  return split_where_few(problem.rows, problem.in, problem.fp8.type(), problem.workspace);
+  return split_where_few(problem.rows, problem.in, problem.workspace);
 }
 Tiling choose_tiling(const DownDgradProblem&) {
   return {.cluster = 2};

@@ -2,9 +2,9 @@
 
 namespace biomoe::cuda::sm90 {
 
-KernelChoice wgrad_kernel(const Tiling& tiling, GradientType type) {
-  return type == GradientType::kFp32 ? select_kernel<Product::kWgradFp32>(tiling)
-                                     : select_kernel<Product::kWgrad>(tiling);
+KernelChoice wgrad_kernel(const Tiling& tiling, GradientType result, OperandType operands) {
+  return result == GradientType::kFp32 ? select_kernel<Product::kWgradFp32>(tiling, operands)
+                                       : select_kernel<Product::kWgrad>(tiling, operands);
 }
 
 }  // namespace biomoe::cuda::sm90
