@@ -47,7 +47,7 @@ struct Config {
   // where what needs no more work is stored without a step.
   static constexpr bool kFp32 = kProduct == Product::kWgradFp32;
   static constexpr bool kHeld = kFp8;
-  static constexpr int kSteps = kProduct == Product::kGateUp      ? kTileN / (kHeld ? 64 : 32)
+  static constexpr int kSteps = kProduct == Product::kGateUp      ? kTileN / 32
                                 : kProduct == Product::kDownDgrad ? 2 * (kTileN / 32) + 1
                                 : kHeld                           ? 0
                                                                   : kTileN / 64;

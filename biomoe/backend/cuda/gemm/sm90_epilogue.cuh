@@ -18,6 +18,7 @@ namespace biomoe::cuda::sm90 {
 
 // Named barriers of a block.
 constexpr int kWarpgroupBarrier = 1;  // + consumer warpgroup
+constexpr int kTurnBarrier = 3;       // + consumer warpgroup
 
 // Staging slots of one consumer warpgroup, used in turn.
 template <class Config>
@@ -340,31 +341,29 @@ __device__ __forceinline__ uint32_t scaled_swiglu_pair(uint32_t gate, uint32_t u
                    scaled_swiglu(high_bf16(gate), high_bf16(up), prob));
 }
 
-// A held box of gate_up becomes 32 columns of act, which lie where gates were that have been used: of two
-// boxes in the first of them, once its store has read it.
+// A held box of gate_up becomes 32 columns of act in two steps. They lie where gates were that have been
+// used: of two boxes in the first of them, once its store has read it.
 template <class Config, int kStep>
 __device__ __forceinline__ void store_act_step(const KernelParams& params, const Finished<Config>& finished,
                                                const Staging<Config>& staging) {
+  constexpr int kBox = kStep / 2;
+  constexpr int kColumn = kStep % 2 * 2;  // in eights
   const FragmentPlace place = fragment_place();
-  const uint32_t target = staging.held(kStep / 2 * 2);
+  const uint32_t box = staging.held(kBox), target = staging.held(kBox / 2 * 2);
   if constexpr (kStep == 0) staging.acquire_all();
+  const MatrixBlock gate = load_block(block_address(box, place.warp_row, kColumn, place.lane));
+  const MatrixBlock up = load_block(block_address(box, place.warp_row, kColumn + 4, place.lane));
+  MatrixBlock act;
 #pragma unroll
-  for (int c = 0; c < 4; c += 2) {
-    const MatrixBlock gate = load_block(block_address(staging.held(kStep), place.warp_row, c, place.lane));
-    const MatrixBlock up = load_block(block_address(staging.held(kStep), place.warp_row, c + 4, place.lane));
-    MatrixBlock act;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      act.r[i] =
-          scaled_swiglu_pair(gate.r[i], up.r[i], i % 2 == 0 ? finished.prob_upper : finished.prob_lower);
-    }
-    store_block(block_address(target, place.warp_row, kStep % 2 * 4 + c, place.lane), act);
+  for (int i = 0; i < 4; ++i) {
+    act.r[i] = scaled_swiglu_pair(gate.r[i], up.r[i], i % 2 == 0 ? finished.prob_upper : finished.prob_lower);
   }
-  if constexpr (kStep % 2 == 1) {
+  store_block(block_address(target, place.warp_row, kBox % 2 * 4 + kColumn, place.lane), act);
+  if constexpr (kStep % 4 == 3) {
     fence_async_shared();
     staging.sync();
     if (!staging.leader()) return;
-    tma_store(&params.aux, target, {finished.n / 2 + kStep / 2 * 64, finished.row, 0});
+    tma_store(&params.aux, target, {finished.n / 2 + kBox / 2 * 64, finished.row, 0});
     bulk_commit();
   }
 }

@@ -208,6 +208,24 @@ __device__ __forceinline__ void multiply(const SharedLayout<Config>& shared, int
   release_stage<Config>(shared, ring.last());
 }
 
+// The two consumer warpgroups start products by turns where nothing else does a warpgroup's work between
+// them: else both finish at once, and the tensor cores idle while both scale what they have.
+template <class Config>
+struct Turns {
+  static constexpr bool kTaken = Config::kFp8 && Config::kSteps == 0;
+  __device__ static void begin(int warpgroup) {
+    if constexpr (kTaken) {
+      if (warpgroup == 1) pass(warpgroup);
+    }
+  }
+  __device__ static void take(int warpgroup) {
+    if constexpr (kTaken) named_barrier_sync(kTurnBarrier + warpgroup, 2 * kWarpgroup);
+  }
+  __device__ static void pass(int warpgroup) {
+    if constexpr (kTaken) named_barrier_arrive(kTurnBarrier + 1 - warpgroup, 2 * kWarpgroup);
+  }
+};
+
 // Starts the products of half of the columns of a stage of codes.
 template <class Config>
 __device__ __forceinline__ void multiply_codes(uint32_t stage, int warpgroup, int half,
@@ -216,6 +234,7 @@ __device__ __forceinline__ void multiply_codes(uint32_t stage, int warpgroup, in
   const uint64_t a = wgmma_descriptor(stage + warpgroup * kBoxBytes, 0);
   const uint64_t b = wgmma_descriptor(stage + kABoxes * kBoxBytes + half * kHalfBytes, 0);
   constexpr uint64_t kStep = kWgmmaCodesK >> 4;
+  Turns<Config>::take(warpgroup);
   wgmma_fence();
   wgmma_e4m3_m64n128k32<false>(partial, a, b);
 #pragma unroll
@@ -223,6 +242,7 @@ __device__ __forceinline__ void multiply_codes(uint32_t stage, int warpgroup, in
     wgmma_e4m3_m64n128k32<true>(partial, a + step * kStep, b + step * kStep);
   }
   wgmma_commit();
+  Turns<Config>::pass(warpgroup);
 }
 
 // The scales of a stage, for one thread: of its rows, and where the columns are weights of their blocks.
@@ -282,25 +302,33 @@ __device__ __forceinline__ void multiply_scaled(const SharedLayout<Config>& shar
   float partial[Config::kSums / 2];
 #pragma unroll
   for (int i = 0; i < Config::kSums; ++i) sums[i] = 0.0f;
+  mbarrier_wait(shared.full(ring.stage), ring.phase);
+  StageScales<Config> scales(shared.scales(ring.stage), warpgroup);
   for (int k_block = 0; k_block < k_blocks; ++k_block) {
-    mbarrier_wait(shared.full(ring.stage), ring.phase);
-    const StageScales<Config> scales(shared.scales(ring.stage), warpgroup);
     multiply_codes<Config>(shared.stage(ring.stage), warpgroup, 0, partial);
     if (k_block > 0) between(k_block);
     wgmma_wait<0>();
     scales.template add<0>(partial, sums);
-    multiply_codes<Config>(shared.stage(ring.stage), warpgroup, 1, partial);
-    if (k_block + 1 == k_blocks) issued();
+    const int stage = ring.stage;
+    multiply_codes<Config>(shared.stage(stage), warpgroup, 1, partial);
+    ring.advance();
+    StageScales<Config> next = scales;
+    if (k_block + 1 == k_blocks) {
+      issued();
+    } else {  // what the next product waits for, while this one runs
+      mbarrier_wait(shared.full(ring.stage), ring.phase);
+      next = StageScales<Config>(shared.scales(ring.stage), warpgroup);
+    }
     wgmma_wait<0>();
-    if constexpr (Config::kSumOverRows) {  // the scales are still to be read
+    if constexpr (Config::kSumOverRows) {  // whose scales are still to be read
       scales.template add<1>(partial, sums);
       __syncwarp();
-      release_stage<Config>(shared, ring.stage);
+      release_stage<Config>(shared, stage);
     } else {
-      release_stage<Config>(shared, ring.stage);
+      release_stage<Config>(shared, stage);
       scales.template add<1>(partial, sums);
     }
-    ring.advance();
+    scales = next;
   }
 }
 
@@ -310,19 +338,21 @@ template <class Config>
 struct StepSchedule {
   int step = Config::kSteps;  // next one; kSteps: none is pending
   int at = 0;                 // turn between products that is its own
-  int period = 0;
+  int first = 0;
+  int turns = 0;
 
   __device__ bool due(int turn) const { return step < Config::kSteps && turn == at; }
 
   // turns >= kSteps: every step finds one.
-  __device__ void start(int turns, int warpgroup) {
+  __device__ void start(int of_tile, int warpgroup) {
     step = 0;
-    period = turns / max(1, Config::kSteps);
-    at = 1 + warpgroup * (period / 2);
+    turns = of_tile;
+    at = first = 1 + warpgroup * (turns / max(1, Config::kSteps) / 2);
   }
   __device__ int next() {
-    at += period;
-    return step++;
+    const int now = step++;
+    at = first + step * turns / max(1, Config::kSteps);
+    return now;
   }
 };
 
@@ -332,6 +362,7 @@ template <class Config>
 __device__ __forceinline__ void consume(const KernelParams& params, const SharedLayout<Config>& shared,
                                         int warpgroup) {
   const Staging<Config> staging(shared.staging(warpgroup), shared.loaded(warpgroup), warpgroup);
+  Turns<Config>::begin(warpgroup);
   RingState<Config> ring;
   float acc[Config::kSums];
   Finished<Config> finished;
@@ -350,6 +381,10 @@ __device__ __forceinline__ void consume(const KernelParams& params, const Shared
       // the others behind by a whole turn of the ring, whose phase they would then wait for in vain.
       for (int k_block = 0; k_block < tile.k_blocks; ++k_block) {
         pass_stage<Config>(shared, ring, k_block == 0, [](uint32_t) { __syncwarp(); });
+        for (int half = 0; half < 2; ++half) {
+          Turns<Config>::take(warpgroup);
+          Turns<Config>::pass(warpgroup);
+        }
       }
       look_ahead();
       if (tile.k_blocks > 0) release_stage<Config>(shared, ring.last());
