@@ -21,6 +21,7 @@ struct ProductTensors {
   TensorView probs_R, dprobs_R, offsets_E1, rows_E;
   LayerCodes gate_up, down;
   TensorView codes, scales;  // of rows
+  TensorView column_codes_CR, column_scales_BC;
 };
 
 struct Sizes {
@@ -66,6 +67,8 @@ ProductTensors lay_out(TensorAllocator& to, const Sizes& sizes) {
   at.rows_E = to.tensor(DType::kI32, {E});
   at.codes = to.tensor(DType::kU8, {R * widest});
   at.scales = to.tensor(DType::kF32, {widest / cuda::kScaleBlock * row_scales_stride(R)});
+  at.column_codes_CR = to.tensor(DType::kU8, {2 * F, R});
+  at.column_scales_BC = to.tensor(DType::kF32, {R / cuda::kScaleBlock, 2 * F});
   at.gate_up = allocate_weight_codes(to, E, 2 * F, D, true);
   at.down = allocate_weight_codes(to, E, D, F, true);
   for (LayerCodes* codes : {&at.gate_up, &at.down}) {
@@ -95,6 +98,42 @@ double seconds_of(Context& ctx, const std::function<void()>& call) {
 
 constexpr const char* kProductRow = "{:<28} {:>10} {:>10} {:>8}\n";
 constexpr const char* kQuantizeRow = "{:<28} {:>10.3f} {:>10.0f}\n";
+
+// Adds how long it takes to quantise the operands of the products with the gate and up weights to `rows`.
+void time_quantising(Context& ctx, const Sizes& sizes, const ProductTensors& at,
+                     const OperandQuantizer& gate_up, nlohmann::json& rows) {
+  const auto time_bytes = [&](const char* name, double bytes, const std::function<void()>& run) {
+    const double seconds = seconds_of(ctx, run);
+    fmt::print(kQuantizeRow, name, seconds * 1e3, bytes / seconds * 1e-9);
+    rows.push_back({{"quantisation", name}, {"ms", seconds * 1e3}, {"gb_per_s", bytes / seconds * 1e-9}});
+  };
+  const auto elements = [](const TensorView& view) { return static_cast<double>(view.num_elements()); };
+  fmt::print("\nquantising their operands: ms, GB/s read and written\n");
+  const double wide = elements(at.dgate_up_R2F), weights = elements(at.w_E2FD);
+  time_bytes("rows 1x128 -> codes", 3 * wide,
+             [&] { gate_up.native_operands(ctx, Operand::kGradient, at.dgate_up_R2F, at.offsets_E1, true); });
+  const auto columns = [&](bool rows_too) {
+    QuantizeArgs args{.x_RC = at.dgate_up_R2F};
+    args.rule = quantization_spec(*gate_up.config, Operand::kGradient, true).rule;
+    args.block = {1, cuda::kScaleBlock};
+    args.offsets_E1 = at.offsets_E1;
+    if (rows_too) {
+      args.data_RC = TensorView(at.codes.data, DType::kU8, at.dgate_up_R2F.shape);
+      args.row_scales_BR = TensorView(at.scales.data, DType::kF32,
+                                      {2 * sizes.F / cuda::kScaleBlock, row_scales_stride(sizes.R())});
+    }
+    args.column_codes_CR = at.column_codes_CR;
+    args.column_scales_BC = at.column_scales_BC;
+    quantize(ctx, args);
+  };
+  time_bytes("rows 128x1 -> codes", 3 * wide, [&] { columns(false); });
+  time_bytes("rows both ways -> codes", 4 * wide, [&] { columns(true); });
+  time_bytes("rows 128x1 -> BF16", 4 * wide,
+             [&] { gate_up.rows(ctx, Operand::kGradient, true, at.dgate_up_R2F, at.offsets_E1); });
+  time_bytes("weights 128x128 -> codes", 4 * weights, [&] { gate_up.quantize_weights(ctx, at.w_E2FD); });
+  time_bytes("copy", 4 * wide,
+             [&] { copy_on_device(ctx, at.gate_up_R2F.data, at.dgate_up_R2F.data, at.gate_up_R2F.bytes()); });
+}
 
 }  // namespace
 
@@ -140,13 +179,6 @@ nlohmann::json bench_expert_products(const BenchOptions& options) {
     fmt::print(kProductRow, name, fmt::format("{:.0f}", row["bf16_tflops"].get<double>()), fp8, ratio);
     rows.push_back(row);
   };
-  const auto time_bytes = [&](const char* name, double bytes, const std::function<void()>& run) {
-    const double seconds = seconds_of(ctx, run);
-    fmt::print(kQuantizeRow, name, seconds * 1e3, bytes / seconds * 1e-9);
-    rows.push_back({{"quantisation", name}, {"ms", seconds * 1e3}, {"gb_per_s", bytes / seconds * 1e-9}});
-  };
-  const auto elements = [](const TensorView& view) { return static_cast<double>(view.num_elements()); };
-
   fmt::print("\nexperts' products, {} rows: TFLOP/s\n", static_cast<int64_t>(real));
   fmt::print(kProductRow, "", "bf16", "fp8", "");
   if (native) {
@@ -197,15 +229,7 @@ nlohmann::json bench_expert_products(const BenchOptions& options) {
                                   .codes = codes});
        });
   if (!native) return rows;
-  fmt::print("\nquantising their operands: ms, GB/s read and written\n");
-  const double wide = elements(at.dgate_up_R2F), weights = elements(at.w_E2FD);
-  time_bytes("rows 1x128 -> codes", 3 * wide,
-             [&] { gate_up.native_operands(ctx, Operand::kGradient, at.dgate_up_R2F, at.offsets_E1, true); });
-  time_bytes("rows 128x1 -> BF16", 4 * wide,
-             [&] { gate_up.rows(ctx, Operand::kGradient, true, at.dgate_up_R2F, at.offsets_E1); });
-  time_bytes("weights 128x128 -> codes", 4 * weights, [&] { gate_up.quantize_weights(ctx, at.w_E2FD); });
-  time_bytes("copy", 4 * wide,
-             [&] { copy_on_device(ctx, at.gate_up_R2F.data, at.dgate_up_R2F.data, at.gate_up_R2F.bytes()); });
+  time_quantising(ctx, sizes, at, gate_up, rows);
   return rows;
 }
 

@@ -6,6 +6,32 @@
 #include "biomoe/ops/dispatch_device.h"
 
 namespace biomoe {
+namespace {
+
+void check_column_outputs(const char* op, const QuantizeArgs& args, const BlockGrid& grid) {
+  constexpr int64_t kBlock = 128, kVectorBytes = 16;
+  BM_CHECK(args.block == (BlockShape{1, kBlock}) && !is_mx(args.rule),
+           "{}: codes by column go with blocks of 1x{} and fp32 scales", op, kBlock);
+  BM_CHECK(!args.scales_NB && !args.amax_NB && !args.dequantized_RC,
+           "{}: scales, amax and dequantized do not go with codes by column", op);
+  BM_CHECK(grid.columns % kBlock == 0 && grid.rows % kVectorBytes == 0 && grid.group_rows % kBlock == 0,
+           "{}: codes by column of {} rows in groups of {} and {} columns", op, grid.rows, grid.group_rows,
+           grid.columns);
+  for (const TensorView& view : {args.x_RC, args.data_RC, args.column_codes_CR}) {
+    BM_CHECK(!view || (reinterpret_cast<uintptr_t>(view.data) % kVectorBytes == 0 &&
+                       static_cast<size_t>(view.row_stride) * dtype_size(view.dtype) % kVectorBytes == 0),
+             "{}: rows do not begin at multiples of {} bytes", op, kVectorBytes);
+  }
+  if (args.column_codes_CR) {
+    check_tensor(op, "column_codes", args.column_codes_CR, DType::kU8, Shape{grid.columns, grid.rows});
+  }
+  if (args.column_scales_BC) {
+    check_tensor(op, "column_scales", args.column_scales_BC, DType::kF32,
+                 Shape{(grid.rows + kBlock - 1) / kBlock, grid.columns});
+  }
+}
+
+}  // namespace
 
 BlockGrid block_grid(const QuantizeArgs& args) {
   BlockGrid grid{.rows = args.x_RC.shape[0], .columns = args.x_RC.shape[1], .block = args.block};
@@ -58,6 +84,7 @@ void quantize(Context& ctx, const QuantizeArgs& args) {
     check_tensor(kOp, "transposed", args.transposed_CR, DType::kU8,
                  Shape{grid.groups * shape[1], group_rows});
   }
+  if (args.column_codes_CR || args.column_scales_BC) check_column_outputs(kOp, args, grid);
   if (args.amax_NB) check_tensor(kOp, "amax", args.amax_NB, DType::kF32, blocks);
   if (args.dequantized_RC) {
     check_tensor(kOp, "dequantized", args.dequantized_RC, args.x_RC.dtype, shape, Layout::kRows);

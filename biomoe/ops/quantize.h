@@ -36,6 +36,14 @@ struct QuantizeArgs {
   // u8 [groups * C, rows of a group], assigned: the codes of each group, transposed. For blocks of 128x128 in
   // groups of equal size.
   TensorView transposed_CR{};
+  // For blocks of 1x128, of a rule that is not MX's, in groups whose borders are all multiples of 128 (R may
+  // be more than the last): what blocks of 128x1 would give, from the same reading of x. Of the other outputs
+  // only data_RC and row_scales_BR go with them. C is a multiple of 128, R of 16; rows of x, data_RC and the
+  // codes begin at 16-byte addresses.
+  TensorView column_codes_CR{};  // u8, transposed, assigned where rows are in a group
+  // f32 [ceil(R / 128), C], assigned where block b has rows in a group: what a code of rows
+  // [128 b, 128 b + 128) of column c is multiplied with, at [b, c].
+  TensorView column_scales_BC{};
   TensorView given_scales_N{};  // f32, read by rule kGiven (blocks 0x0): what elements are multiplied with
   TensorView amax_NB{};         // f32: raised to the largest magnitude of the block, NaN aside
   TensorView dequantized_RC{};  // of x's type, assigned: what the codes stand for, rounded to that type

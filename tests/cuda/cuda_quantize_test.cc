@@ -33,6 +33,37 @@ class GpuBytes {
   void* data_;
 };
 
+// Memory where a context's device reads it, poisoned, then filled.
+class Memory {
+ public:
+  explicit Memory(Context& ctx) : ctx_(ctx) {}
+  void* make(size_t bytes, const std::function<void(uint8_t*)>& fill = {}) {
+    if (ctx_.device == Device::kCpu) {
+      host_.emplace_back(bytes + 16, uint8_t{0xff});
+      if (fill) fill(host_.back().data());
+      return host_.back().data();
+    }
+    device_.push_back(std::make_unique<GpuBytes>(ctx_, bytes));
+    if (fill) fill(device_.back()->host().data());
+    device_.back()->upload();
+    return device_.back()->data();
+  }
+  std::vector<uint8_t> read(const void* data) {
+    for (auto& block : host_) {
+      if (block.data() == data) return block;
+    }
+    for (auto& block : device_) {
+      if (block->data() == data) return block->read();
+    }
+    throw failure("no such memory");
+  }
+
+ private:
+  Context& ctx_;
+  std::vector<std::unique_ptr<GpuBytes>> device_;
+  std::vector<std::vector<uint8_t>> host_;
+};
+
 struct Outputs {
   std::vector<uint8_t> data, scales, amax, row_scales, transposed, dequantized;
   friend bool operator==(const Outputs&, const Outputs&) = default;
@@ -56,7 +87,6 @@ class CudaQuantizeTest : public GpuTest {
   Outputs run(Context& on, const QuantizeCase& c, const QuantizeVariant& v, DType type,
               const std::vector<double>& source, int64_t padding) {
     const ref::QuantizeProblem problem = problem_of(c, v);
-    const bool gpu = on.device == Device::kCuda;
     const int64_t stride = c.columns + padding;
     const auto elements = static_cast<size_t>(c.rows * stride);
     QuantizeArgs args;
@@ -64,32 +94,18 @@ class CudaQuantizeTest : public GpuTest {
     args.rule = v.rule;
     args.block = v.block;
     args.group_rows = c.group_rows;
-    std::vector<std::unique_ptr<GpuBytes>> device;
-    std::vector<std::vector<uint8_t>> host;
-    // Memory where the device reads it, poisoned, then `fill`ed.
-    const auto memory = [&](size_t bytes, const std::function<void(uint8_t*)>& fill) -> void* {
-      if (!gpu) {
-        host.emplace_back(bytes + 16, uint8_t{0xff});
-        fill(host.back().data());
-        return host.back().data();
-      }
-      device.push_back(std::make_unique<GpuBytes>(on, bytes));
-      fill(device.back()->host().data());
-      device.back()->upload();
-      return device.back()->data();
-    };
-    const auto nothing = [](uint8_t*) {};
+    Memory memory(on);
     const size_t width = dtype_size(type);
-    void* x = memory(elements * width, [&](uint8_t* to) {
+    void* x = memory.make(elements * width, [&](uint8_t* to) {
       for (int64_t i = 0; i < c.rows * c.columns; ++i) {
         encode(source[static_cast<size_t>(i)], type,
                to + static_cast<size_t>(i / c.columns * stride + i % c.columns) * width);
       }
     });
-    void* offsets = memory(c.offsets.size() * 8, [&](uint8_t* to) {
+    void* offsets = memory.make(c.offsets.size() * 8, [&](uint8_t* to) {
       if (!c.offsets.empty()) std::memcpy(to, c.offsets.data(), c.offsets.size() * 8);
     });
-    void* given = memory(problem.given.size() * 4, [&](uint8_t* to) {
+    void* given = memory.make(problem.given.size() * 4, [&](uint8_t* to) {
       for (size_t i = 0; i < problem.given.size(); ++i) encode(problem.given[i], DType::kF32, to + 4 * i);
     });
     args.x_RC = TensorView(x, type, Shape{c.rows, c.columns}, stride);
@@ -100,17 +116,17 @@ class CudaQuantizeTest : public GpuTest {
     const Shape blocks{grid.bands(), grid.block_columns()};
     const auto count = static_cast<size_t>(blocks.num_elements());
     const DType scale_type = is_mx(v.rule) ? DType::kU8 : DType::kF32;
-    args.data_RC = TensorView(memory(elements, nothing), DType::kU8, args.x_RC.shape, stride);
-    args.scales_NB = TensorView(memory(count * dtype_size(scale_type), nothing), scale_type, blocks);
-    args.amax_NB = TensorView(memory(count * 4, [&](uint8_t* to) { std::memset(to, 0, count * 4); }),
+    args.data_RC = TensorView(memory.make(elements), DType::kU8, args.x_RC.shape, stride);
+    args.scales_NB = TensorView(memory.make(count * dtype_size(scale_type)), scale_type, blocks);
+    args.amax_NB = TensorView(memory.make(count * 4, [&](uint8_t* to) { std::memset(to, 0, count * 4); }),
                               DType::kF32, blocks);
-    args.dequantized_RC = TensorView(memory(elements * width, nothing), type, args.x_RC.shape, stride);
+    args.dequantized_RC = TensorView(memory.make(elements * width), type, args.x_RC.shape, stride);
     if (v.rule == ScaleRule::kGiven) {
       args.given_scales_N = TensorView(given, DType::kF32, Shape{static_cast<int64_t>(problem.given.size())});
     }
     const int64_t stride_of_scales = row_scales_stride(c.rows);
-    void* row_scales = memory(static_cast<size_t>(grid.block_columns() * stride_of_scales) * 4, nothing);
-    void* transposed = memory(static_cast<size_t>(c.rows * c.columns), nothing);
+    void* row_scales = memory.make(static_cast<size_t>(grid.block_columns() * stride_of_scales) * 4);
+    void* transposed = memory.make(static_cast<size_t>(c.rows * c.columns));
     if (has_row_scales(v)) {
       args.row_scales_BR = TensorView(row_scales, DType::kF32, Shape{grid.block_columns(), stride_of_scales});
     }
@@ -119,18 +135,9 @@ class CudaQuantizeTest : public GpuTest {
           transposed, DType::kU8, Shape{grid.groups * c.columns, c.group_rows > 0 ? c.group_rows : c.rows});
     }
     quantize(on, args);
-    const auto bytes_of = [&](const void* data) -> std::vector<uint8_t> {
-      for (auto& block : host) {
-        if (block.data() == data) return block;
-      }
-      for (auto& block : device) {
-        if (block->data() == data) return block->read();
-      }
-      throw failure("no such memory");
-    };
-    return {bytes_of(args.data_RC.data), bytes_of(args.scales_NB.data),
-            bytes_of(args.amax_NB.data), bytes_of(row_scales),
-            bytes_of(transposed),        with_one_nan(bytes_of(args.dequantized_RC.data), type)};
+    return {memory.read(args.data_RC.data), memory.read(args.scales_NB.data),
+            memory.read(args.amax_NB.data), memory.read(row_scales),
+            memory.read(transposed),        with_one_nan(memory.read(args.dequantized_RC.data), type)};
   }
 };
 
@@ -177,6 +184,74 @@ TEST_F(CudaQuantizeTest, IsThatOfTheCpuInEveryByte) {
           ASSERT_EQ(got.row_scales, want.row_scales) << label;
           ASSERT_EQ(got.transposed, want.transposed) << label;
           ASSERT_EQ(got.dequantized, want.dequantized) << label;
+        }
+      }
+    }
+  }
+}
+
+// The outputs of blocks of 1x128 and of 128x1 from one reading, either or both.
+std::vector<std::vector<uint8_t>> run_lines(Context& on, const QuantizeCase& c, const QuantizeVariant& v,
+                                            DType type, const std::vector<double>& source, bool by_row,
+                                            bool by_column) {
+  Memory memory(on);
+  const auto elements = static_cast<size_t>(c.rows * c.columns);
+  QuantizeArgs args;
+  args.format = v.format;
+  args.rule = v.rule;
+  args.block = v.block;
+  args.group_rows = c.group_rows;
+  void* x = memory.make(elements * dtype_size(type), [&](uint8_t* to) {
+    for (size_t i = 0; i < elements; ++i) encode(source[i], type, to + i * dtype_size(type));
+  });
+  args.x_RC = TensorView(x, type, Shape{c.rows, c.columns});
+  if (!c.offsets.empty()) {
+    const size_t bytes = c.offsets.size() * sizeof(int64_t);
+    void* offsets = memory.make(bytes, [&](uint8_t* to) { std::memcpy(to, c.offsets.data(), bytes); });
+    args.offsets_E1 = TensorView(offsets, DType::kI64, Shape{static_cast<int64_t>(c.offsets.size())});
+  }
+  const Shape row_scales{c.columns / 128, row_scales_stride(c.rows)};
+  const Shape column_scales{(c.rows + 127) / 128, c.columns};
+  const auto output = [&](DType dtype, const Shape& shape) {
+    return TensorView(memory.make(static_cast<size_t>(shape.num_elements()) * dtype_size(dtype)), dtype,
+                      shape);
+  };
+  std::vector<TensorView> outputs;
+  if (by_row) {
+    outputs.push_back(args.data_RC = output(DType::kU8, args.x_RC.shape));
+    outputs.push_back(args.row_scales_BR = output(DType::kF32, row_scales));
+  }
+  if (by_column) {
+    outputs.push_back(args.column_codes_CR = output(DType::kU8, Shape{c.columns, c.rows}));
+    outputs.push_back(args.column_scales_BC = output(DType::kF32, column_scales));
+  }
+  quantize(on, args);
+  std::vector<std::vector<uint8_t>> all;
+  for (const TensorView& view : outputs) all.push_back(memory.read(view.data));
+  return all;
+}
+
+TEST_F(CudaQuantizeTest, RowsAndColumnsFromOneReadingAreThoseOfTheCpu) {
+  Context cpu;
+  for (const QuantizeCase& c : kColumnCases) {
+    for (const DType type : kComputeTypes) {
+      std::vector<double> source = padded_values(c);
+      for (double& value : source) {
+        uint8_t bytes[8];
+        encode(value, type, bytes);
+        value = decode(bytes, type);
+      }
+      for (const ScaleRule rule : {ScaleRule::kFloat, ScaleRule::kPowerOfTwo}) {
+        for (const Fp8Format format : {Fp8Format::kE4M3, Fp8Format::kE5M2}) {
+          const QuantizeVariant v{format, rule, {1, 128}};
+          for (const auto& [by_row, by_column] :
+               {std::pair{true, true}, std::pair{true, false}, std::pair{false, true}}) {
+            EXPECT_EQ(run_lines(ctx(), c, v, type, source, by_row, by_column),
+                      run_lines(cpu, c, v, DType::kF32, source, by_row, by_column))
+                << testing::PrintToString(c) << " " << dtype_name(type) << " rule " << static_cast<int>(rule)
+                << " format " << static_cast<int>(format) << (by_row ? " by row" : "")
+                << (by_column ? " by column" : "");
+          }
         }
       }
     }

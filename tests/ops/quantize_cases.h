@@ -58,6 +58,26 @@ inline std::vector<QuantizeVariant> quantize_variants() {
   return all;
 }
 
+// Of blocks of 1x128 and 128x1 from one reading: rows in groups that begin and end at multiples of 128.
+inline const std::vector<QuantizeCase> kColumnCases = {
+    {0, 128, {}, 0},
+    {128, 128, {}, 0},
+    {272, 384, {}, 0},  // the last block has 16 rows
+    {384, 256, {}, 128},
+    {640, 384, {0, 0, 256, 384, 384, 640}, 0},
+    {432, 128, {0, 128, 128, 384}, 0},  // the last rows belong to nobody
+    {256, 4096, {0, 256}, 0},
+};
+
+// Difficult values, with zeros for the last rows of every 128, as rows are padded.
+inline std::vector<double> padded_values(const QuantizeCase& c) {
+  std::vector<double> x = ref::difficult_values(c.rows, c.columns, 3);
+  for (int64_t r = 0; r < c.rows; ++r) {
+    if (r % 128 >= 117) std::fill_n(x.begin() + r * c.columns, c.columns, 0.0);
+  }
+  return x;
+}
+
 // Whether the case has scales by row, or transposed codes.
 inline bool has_row_scales(const QuantizeVariant& v) {
   return v.block.rows == 1 && !is_mx(v.rule);

@@ -100,6 +100,71 @@ TEST_P(QuantizeTest, IsThatOfTheReferenceInEveryByte) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, QuantizeTest, testing::ValuesIn(kQuantizeCases));
 
+class ColumnQuantizeTest : public testing::TestWithParam<QuantizeCase> {};
+
+TEST_P(ColumnQuantizeTest, IsThatOfBlocksOfOneColumnInEveryByte) {
+  const QuantizeCase& c = GetParam();
+  const auto elements = static_cast<size_t>(c.rows * c.columns);
+  Tensor<float> x(Shape{c.rows, c.columns}, 4);
+  x.set(padded_values(c));
+  Tensor<int64_t> offsets(Shape{static_cast<int64_t>(c.offsets.size())});
+  offsets.set({c.offsets.begin(), c.offsets.end()});
+  const int64_t used = c.offsets.empty() ? c.rows : c.offsets.back(), bands = (c.rows + 127) / 128;
+  for (const ScaleRule rule : {ScaleRule::kFloat, ScaleRule::kPowerOfTwo}) {
+    for (const Fp8Format format : {Fp8Format::kE4M3, Fp8Format::kE5M2}) {
+      TestContext ctx(3);
+      QuantizeArgs args{.x_RC = x.view(), .format = format, .rule = rule, .group_rows = c.group_rows};
+      if (!c.offsets.empty()) args.offsets_E1 = offsets.view();
+
+      // By itself, each of the two.
+      std::vector<uint8_t> row_codes(elements + 1, 0xff), column_codes(elements + 1, 0xff);
+      Tensor<float> row_scales(Shape{c.columns / 128, row_scales_stride(c.rows)});
+      QuantizeArgs by_row = args, by_column = args;
+      by_row.block = {1, 128};
+      by_row.data_RC = TensorView(row_codes.data(), DType::kU8, x.shape());
+      by_row.row_scales_BR = row_scales.view();
+      quantize(*ctx, by_row);
+      by_column.block = {128, 1};
+      by_column.data_RC = TensorView(column_codes.data(), DType::kU8, x.shape());
+      const BlockGrid grid = block_grid(by_column);
+      Tensor<float> column_scales(Shape{grid.bands(), grid.block_columns()});
+      by_column.scales_NB = column_scales.view();
+      quantize(*ctx, by_column);
+
+      for (const bool with_rows : {true, false}) {
+        std::vector<uint8_t> data(elements + 1, 0xff), transposed(elements + 1, 0xff);
+        Tensor<float> data_scales(row_scales.shape()), scales(Shape{bands, c.columns});
+        QuantizeArgs both = args;
+        both.block = {1, 128};
+        both.column_codes_CR = TensorView(transposed.data(), DType::kU8, Shape{c.columns, c.rows});
+        both.column_scales_BC = scales.view();
+        if (with_rows) {
+          both.data_RC = TensorView(data.data(), DType::kU8, x.shape());
+          both.row_scales_BR = data_scales.view();
+        }
+        quantize(*ctx, both);
+        if (with_rows) {
+          EXPECT_EQ(data, row_codes);
+          EXPECT_TRUE(data_scales.same_bits(row_scales));
+        }
+        for (int64_t i = 0; i < c.rows * c.columns; ++i) {
+          const int64_t r = i / c.columns, column = i % c.columns;
+          ASSERT_EQ(transposed[static_cast<size_t>(column * c.rows + r)],
+                    column_codes[static_cast<size_t>(i)])
+              << "row " << r << " column " << column;
+          const int64_t band = r < used && grid.grouped() ? r / 128 + grid.group_of_row(r) : r / 128;
+          ASSERT_EQ(value_or_poison(scales.at(r / 128, column)),
+                    r / 128 * 128 < used ? value_or_poison(column_scales.at(band, column)) : -1.0)
+              << "row " << r << " column " << column;
+        }
+        EXPECT_EQ(transposed.back(), 0xff);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, ColumnQuantizeTest, testing::ValuesIn(kColumnCases));
+
 // Values that stand for codes already quantise to themselves: a second pass changes nothing.
 TEST(QuantizeTest, TwiceIsOnce) {
   TestContext ctx(1);
@@ -145,6 +210,32 @@ TEST(QuantizeTest, RefusesWhatItHasNoKernelFor) {
                                .transposed_CR = TensorView(codes.data(), DType::kU8, Shape{32, 6})}),
                Error);
   EXPECT_THROW(quantize(*ctx, {.x_RC = x.view(), .rule = ScaleRule::kGiven, .block = {0, 0}}), Error);
+}
+
+TEST(QuantizeTest, RefusesColumnsThatItHasNoKernelFor) {
+  TestContext ctx(1);
+  Tensor<float> x(Shape{256, 128}), wide(Shape{256, 128}, 2), scales(Shape{2, 128}), odd(Shape{256, 96});
+  std::vector<uint8_t> codes(256 * 128);
+  QuantizeArgs args{.x_RC = x.fill(1).view(), .rule = ScaleRule::kFloat, .block = {1, 128}};
+  args.column_codes_CR = TensorView(codes.data(), DType::kU8, Shape{128, 256});
+  args.column_scales_BC = scales.view();
+  quantize(*ctx, args);
+  const auto refuses = [&](const auto& change) {
+    QuantizeArgs changed = args;
+    change(changed);
+    EXPECT_THROW(quantize(*ctx, changed), Error);
+  };
+  refuses([](QuantizeArgs& a) { a.rule = ScaleRule::kMxUp; });
+  refuses([](QuantizeArgs& a) { a.block = {128, 1}; });
+  refuses([](QuantizeArgs& a) { a.group_rows = 64; });
+  refuses([&](QuantizeArgs& a) { a.x_RC = wide.view(); });  // rows at 8-byte addresses
+  refuses([&](QuantizeArgs& a) { a.x_RC = odd.view(); });
+  refuses([&](QuantizeArgs& a) { a.dequantized_RC = a.x_RC; });
+  refuses([&](QuantizeArgs& a) { a.column_codes_CR.shape = Shape{256, 128}; });
+  refuses([&](QuantizeArgs& a) { a.column_scales_BC.shape = Shape{128, 2}; });
+  Tensor<int64_t> offsets(Shape{3});
+  offsets.set({0, 64, 256});
+  refuses([&](QuantizeArgs& a) { a.offsets_E1 = offsets.view(); });
 }
 
 TEST(UpdateDelayedScalesTest, KeepsAHistory) {

@@ -128,6 +128,28 @@ class BandQuantizer {
   const BlockGrid& grid_;
 };
 
+// The outputs by column are those of blocks of 128x1 of the rows that are in a group: these begin with a
+// block in every group, as the matrix does.
+void quantize_columns(Context& ctx, const QuantizeArgs& args, const BlockGrid& groups) {
+  constexpr int64_t kBlock = 128;
+  for (int64_t g = 0; g < groups.groups; ++g) {
+    BM_CHECK(
+        groups.group_begin(g) % kBlock == 0 && (!groups.offsets || groups.group_begin(g + 1) % kBlock == 0),
+        "quantize: group {} of codes by column is of rows {} to {}, expected multiples of {}", g,
+        groups.group_begin(g), groups.group_begin(g + 1), kBlock);
+  }
+  QuantizeArgs columns;
+  columns.x_RC = args.x_RC.rows(0, groups.group_begin(groups.groups));
+  columns.format = args.format;
+  columns.rule = args.rule;
+  columns.block = {kBlock, 1};
+  const BlockGrid grid = block_grid(columns);
+  if (args.column_scales_BC) columns.scales_NB = args.column_scales_BC.rows(0, grid.bands());
+  columns.transposed_CR = args.column_codes_CR;
+  const BandQuantizer quantizer(columns, grid);
+  parallel_items(ctx, grid.bands(), [&](int64_t band, int) { quantizer.run(band); });
+}
+
 }  // namespace
 
 void quantize(Context& ctx, const QuantizeArgs& args) {
@@ -138,6 +160,7 @@ void quantize(Context& ctx, const QuantizeArgs& args) {
   for (int64_t g = 0; g < grid.groups; ++g) {
     BM_CHECK(grid.group_begin(g) <= grid.group_begin(g + 1), "quantize: group {} ends before it begins", g);
   }
+  if (args.column_codes_CR || args.column_scales_BC) quantize_columns(ctx, args, grid);
   const BandQuantizer quantizer(args, grid);
   parallel_items(ctx, grid.bands(), [&](int64_t band, int) { quantizer.run(band); });
 }

@@ -1,14 +1,14 @@
 #include "biomoe/ops/quantize.h"
 
-#include "biomoe/backend/cuda/device/fp8.cuh"
 #include "biomoe/backend/cuda/device/reduce.cuh"
+#include "biomoe/backend/cuda/device/tile.cuh"
 #include "biomoe/backend/cuda/device/vector.cuh"
 #include "biomoe/backend/cuda/launch.h"
 
 namespace biomoe::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = kTileThreads;
 constexpr int kWarps = kThreads / kWarp;
 
 // What the kernels read and write; absent outputs are null.
@@ -26,17 +26,15 @@ struct Operands {
   float* row_scales;
   int64_t row_scales_stride;
   uint8_t* transposed;
+  uint8_t* column_codes;
+  float* column_scales;
   const float* given;
   float* amax;
 };
 
-__device__ __forceinline__ float magnitude(float value) {
-  return __uint_as_float(__float_as_uint(value) & 0x7fffffffu);
-}
-
-// NaN is dropped: fmaxf returns its other argument.
+// The largest magnitude so far. NaN is dropped: fmaxf returns its other argument.
 __device__ __forceinline__ float raised(float amax, float value) {
-  return fmaxf(amax, magnitude(value));
+  return fmaxf(amax, __uint_as_float(__float_as_uint(value) & 0x7fffffffu));
 }
 
 // By one thread of a block of elements. A block belongs to one thread, but for amax_NB the order of launches
@@ -59,22 +57,14 @@ template <typename T, Fp8Format kFormat>
 __device__ __forceinline__ uint2 write_eight(const Operands<T>& op, int64_t row, int64_t column,
                                              const float (&values)[8], const float (&multiply)[8],
                                              const float (&inverse)[8]) {
-  uint32_t codes[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float scaled[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) scaled[j] = values[4 * half + j] * multiply[4 * half + j];
-    codes[half] = encode_four<kFormat>(scaled);
-  }
-  const uint2 packed = make_uint2(codes[0], codes[1]);
+  const uint2 packed = encode_eight<kFormat>(values, multiply);
   if (op.data) *reinterpret_cast<uint2*>(op.data + row * op.data_stride + column) = packed;
   if (op.dequantized) {
     float rounded[8];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float decoded[4];
-      decode_four<kFormat>(codes[half], decoded);
+      decode_four<kFormat>(half == 0 ? packed.x : packed.y, decoded);
 #pragma unroll
       for (int j = 0; j < 4; ++j) rounded[4 * half + j] = decoded[j] * inverse[4 * half + j];
     }
@@ -112,48 +102,48 @@ __device__ __forceinline__ void write(const Operands<T>& op, int64_t row, int64_
   }
 }
 
-// Blocks of one row: 1 x kColumns, of kColumns / V neighbouring lanes where vectors fit, of a warp otherwise.
-template <typename T, Fp8Format kFormat, int V, int kColumns>
+// The same with element [row, column] as the first.
+template <typename T>
+__device__ __forceinline__ Operands<T> from_element(Operands<T> op, int64_t row, int64_t column) {
+  if (op.data) op.data += row * op.data_stride + column;
+  if (op.dequantized) op.dequantized += row * op.dequantized_stride + column;
+  return op;
+}
+
+// Of block `block_column` of a row, by one thread.
+template <typename T>
+__device__ __forceinline__ void record_row(const Operands<T>& op, int64_t row, int64_t block_column,
+                                           float amax, const BlockScale& scale) {
+  if (op.row_scales) op.row_scales[block_column * op.row_scales_stride + row] = scale.inverse;
+  if (!op.scales && !op.amax) return;
+  // Blocks of one row: band r + g (see BlockGrid::first_band).
+  record(op, op.grid.grouped() ? row + op.grid.group_of_row(row) : row, block_column, amax, scale);
+}
+
+// Blocks of one row, 1 x kColumns, where vectors do not fit: a warp each.
+template <typename T, Fp8Format kFormat, int kColumns>
 __global__ __launch_bounds__(kThreads) void row_blocks_kernel(Operands<T> op) {
-  constexpr int kLanes = V == 1 ? kWarp : kColumns / V;
-  constexpr int kPieces = kColumns / (kLanes * V);
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int64_t block = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
+  constexpr int kPieces = kColumns / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t block = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp;
   const int64_t columns = op.grid.block_columns();
   const int64_t row = block / columns, block_column = block % columns;
-  const bool inside = row < op.grid.group_begin(op.grid.groups) && row < op.grid.rows;
-  float values[kPieces][V];
+  if (row >= op.grid.group_begin(op.grid.groups) || row >= op.grid.rows) return;
+  float values[kPieces];
   float amax = 0.0f;
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
-    const int64_t column = block_column * kColumns + (piece * kLanes + lane) * V;
-    const bool present = inside && column < op.grid.columns;
-#pragma unroll
-    for (int j = 0; j < V; ++j) values[piece][j] = 0.0f;
-    if (present) {
-      const Pack<T, V> pack = load<V>(op.x + row * op.x_stride + column);
-#pragma unroll
-      for (int j = 0; j < V; ++j) values[piece][j] = pack[j];
-    }
-#pragma unroll
-    for (int j = 0; j < V; ++j) amax = raised(amax, values[piece][j]);
+    const int64_t column = block_column * kColumns + piece * kWarp + lane;
+    values[piece] = column < op.grid.columns ? to_float(op.x[row * op.x_stride + column]) : 0.0f;
+    amax = raised(amax, values[piece]);
   }
-#pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
-  }
-  if (!inside) return;
+  amax = warp_max(amax);
   const BlockScale scale = block_scale(amax, kFormat, op.rule);
-  if (lane == 0) {
-    // Blocks of one row: band r + g (see BlockGrid::first_band).
-    const int64_t at = op.grid.grouped() ? row + op.grid.group_of_row(row) : row;
-    record(op, at, block_column, amax, scale);
-    if (op.row_scales) op.row_scales[block_column * op.row_scales_stride + row] = scale.inverse;
-  }
+  if (lane == 0) record_row(op, row, block_column, amax, scale);
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
-    const int64_t column = block_column * kColumns + (piece * kLanes + lane) * V;
-    if (column < op.grid.columns) write<T, kFormat, V>(op, row, column, values[piece], scale);
+    const int64_t column = block_column * kColumns + piece * kWarp + lane;
+    if (column < op.grid.columns) write_one<T, kFormat>(op, row, column, values[piece], scale);
   }
 }
 
@@ -227,78 +217,6 @@ __global__ __launch_bounds__(kThreads) void square_blocks_kernel(Operands<T> op)
   }
 }
 
-// A tile of a band in the registers of a block of threads, each of which holds eight columns of eight rows,
-// in two fours. The tile is kRows high, the rows of a band.
-template <int kRows>
-struct TileShape {
-  static constexpr int kColumns = kThreads * 64 / kRows;
-  static constexpr int kVectors = kColumns / kVector;
-  static constexpr int kThreadRows = kThreads / kVectors;  // threads above each other
-  static constexpr int kHeld = kRows / kThreadRows;
-  static_assert(kHeld == 8);
-
-  __device__ static int vector() { return static_cast<int>(threadIdx.x) % kVectors; }
-  __device__ static int thread_row() { return static_cast<int>(threadIdx.x) / kVectors; }
-  // Of held row i, within the tile.
-  __device__ static int quad(int i) { return thread_row() + i / 4 * kThreadRows; }
-  __device__ static int row(int i) { return 4 * quad(i) + i % 4; }
-};
-
-// Scales of a tile's columns, from the amax of each thread's.
-template <typename T, Fp8Format kFormat, class Tile>
-__device__ __forceinline__ void scale_columns(const Operands<T>& op, int64_t band, int64_t first_column,
-                                              const float (&amax)[8], float (&multiply)[8],
-                                              float (&inverse)[8]) {
-  __shared__ float parts[Tile::kThreadRows][Tile::kColumns];
-  __shared__ float scales[2][Tile::kColumns];
-#pragma unroll
-  for (int j = 0; j < 8; ++j) parts[Tile::thread_row()][Tile::vector() * 8 + j] = amax[j];
-  __syncthreads();
-  for (int c = static_cast<int>(threadIdx.x); c < Tile::kColumns; c += kThreads) {
-    float largest = parts[0][c];
-#pragma unroll
-    for (int row = 1; row < Tile::kThreadRows; ++row) largest = fmaxf(largest, parts[row][c]);
-    const BlockScale scale = block_scale(largest, kFormat, op.rule);
-    scales[0][c] = scale.multiply;
-    scales[1][c] = scale.inverse;
-    if (first_column + c < op.grid.columns) record(op, band, first_column + c, largest, scale);
-  }
-  __syncthreads();
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    multiply[j] = scales[0][Tile::vector() * 8 + j];
-    inverse[j] = scales[1][Tile::vector() * 8 + j];
-  }
-}
-
-// Codes of a tile of 128 x 128 on their way to being transposed: words of four rows of a column, of which
-// those of a column lie in an order that leaves neither the writes nor the reads a conflict of banks.
-class TransposedTile {
- public:
-  // Codes of eight columns and the four rows of `quad`.
-  __device__ static void put(uint32_t (*words)[32], int vector, int quad, const uint2 (&codes)[4]) {
-    uint32_t left[4], right[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      left[i] = codes[i].x;
-      right[i] = codes[i].y;
-    }
-    transpose_bytes(left);
-    transpose_bytes(right);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      words[vector * 8 + j][quad ^ 2 * vector] = left[j];
-      words[vector * 8 + 4 + j][quad ^ 2 * vector] = right[j];
-    }
-  }
-  // Codes of rows [16 piece, 16 piece + 16) of a column.
-  __device__ static uint4 get(const uint32_t (*words)[32], int column, int piece) {
-    const int order = column / 8 * 2;
-    const uint4 four = *reinterpret_cast<const uint4*>(&words[column][4 * (piece ^ order / 4)]);
-    return order % 4 == 0 ? four : make_uint4(four.z, four.w, four.x, four.y);
-  }
-};
-
 // Blocks of one column (kSquare: of 128 x 128) of which a block of threads has those of a tile.
 template <typename T, Fp8Format kFormat, int kRows, bool kSquare>
 __global__ __launch_bounds__(kThreads) void tile_blocks_kernel(Operands<T> op) {
@@ -310,24 +228,17 @@ __global__ __launch_bounds__(kThreads) void tile_blocks_kernel(Operands<T> op) {
   const auto present = [&](int i) {
     return band.row_begin + Tile::row(i) < band.row_end && column < op.grid.columns;
   };
-  Pack<T, 8> held[8];
-  float amax[8] = {};
+  Pack<T, 8> held[8], amax{};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     held[i] = Pack<T, 8>{};
     if (present(i)) held[i] = load<8>(op.x + (band.row_begin + Tile::row(i)) * op.x_stride + column);
   }
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) amax[j] = raised(amax[j], held[i][j]);
-  }
+  for (int i = 0; i < 8; ++i) raise(amax, held[i]);
   float multiply[8], inverse[8];
   if constexpr (kSquare) {
-    float largest = amax[0];
-#pragma unroll
-    for (int j = 1; j < 8; ++j) largest = fmaxf(largest, amax[j]);
-    largest = block_max(largest);
+    const float largest = block_max(largest_magnitude(amax));
     const BlockScale scale = block_scale(largest, kFormat, op.rule);
     if (threadIdx.x == 0) record(op, blockIdx.x, blockIdx.y, largest, scale);
 #pragma unroll
@@ -336,10 +247,13 @@ __global__ __launch_bounds__(kThreads) void tile_blocks_kernel(Operands<T> op) {
       inverse[j] = scale.inverse;
     }
   } else {
-    scale_columns<T, kFormat, Tile>(op, blockIdx.x, first_column, amax, multiply, inverse);
+    scale_columns<kFormat, Tile>(op.rule, amax, multiply, inverse,
+                                 [&](int c, float largest, const BlockScale& scale) {
+                                   if (first_column + c >= op.grid.columns) return;
+                                   record(op, blockIdx.x, first_column + c, largest, scale);
+                                 });
   }
-  __shared__ uint4 words_memory[kSquare ? 128 * 8 : 1];
-  auto* words = reinterpret_cast<uint32_t(*)[32]>(words_memory);
+  __shared__ std::conditional_t<kSquare, TransposedTile, char> transposed;
 #pragma unroll
   for (int quad = 0; quad < 2; ++quad) {
     uint2 codes[4];
@@ -355,18 +269,130 @@ __global__ __launch_bounds__(kThreads) void tile_blocks_kernel(Operands<T> op) {
             write_eight<T, kFormat>(op, band.row_begin + Tile::row(at), column, values, multiply, inverse);
       }
     }
-    if (kSquare && op.transposed) TransposedTile::put(words, Tile::vector(), Tile::quad(4 * quad), codes);
+    if constexpr (kSquare) {
+      if (op.transposed) transposed.put(Tile::vector(), Tile::quad(4 * quad), codes);
+    }
   }
-  if (!kSquare || !op.transposed) return;
+  if constexpr (kSquare) {
+    if (!op.transposed) return;
+    __syncthreads();
+    const int64_t group_rows = rows_of_a_group(op);
+    transposed.write(transposed_codes(op, band.group, band.row_begin, first_column, group_rows), group_rows,
+                     static_cast<int>(band.row_end - band.row_begin),
+                     static_cast<int>(min(int64_t{128}, op.grid.columns - first_column)));
+  }
+}
+
+// Where a thread's part of a tile of 128 x 128 begins, and how many rows from there on there are.
+struct TilePart {
+  int64_t row, column;
+  int rows;
+  __device__ bool present(int i) const { return TileShape<128>::step(i) < rows; }
+};
+
+// Codes and scales of a tile's rows, in blocks of 1 x (8 kLanes): of kLanes neighbouring lanes.
+template <typename T, Fp8Format kFormat, int kLanes>
+__device__ __forceinline__ void quantize_rows(const Operands<T>& op, const TilePart& part,
+                                              const Pack<T, 8> (&held)[8]) {
+  using Tile = TileShape<128>;
+  float amax[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) amax[i] = largest_magnitude(held[i]);
+  // Neighbours give each other half of their rows until each of kFinders lanes has kFound of them, so that
+  // the divisions are shared out: amax[k] is of held row kFinders k + lane.
+  constexpr int kFinders = kLanes < 8 ? kLanes : 8, kFound = 8 / kFinders;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, found = lane % kFinders;
+#pragma unroll
+  for (int step = 1; step < kFinders; step *= 2) {
+#pragma unroll
+    for (int i = 0; i < 4 / step; ++i) {
+      const float even = amax[2 * i], odd = amax[2 * i + 1];
+      const bool keep_odd = (lane & step) != 0;
+      amax[i] = fmaxf(keep_odd ? odd : even, __shfl_xor_sync(0xffffffffu, keep_odd ? even : odd, step));
+    }
+  }
+  if constexpr (kLanes > kFinders) amax[0] = fmaxf(amax[0], __shfl_xor_sync(0xffffffffu, amax[0], kFinders));
+  // A block's first lanes may have columns where the others have none.
+  const int rows = __shfl_sync(0xffffffffu, part.rows, 0, kLanes);
+  BlockScale scales[kFound];
+#pragma unroll
+  for (int k = 0; k < kFound; ++k) {
+    scales[k] = block_scale(amax[k], kFormat, op.rule);
+    const int row = Tile::step(k * kFinders + found);
+    if (lane < kFinders && row < rows) {
+      record_row(op, part.row + row, part.column / (8 * kLanes), amax[k], scales[k]);
+    }
+  }
+  const Operands<T> at = from_element(op, part.row, part.column);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    BlockScale scale;
+    scale.multiply = __shfl_sync(0xffffffffu, scales[i / kFinders].multiply, i % kFinders, kLanes);
+    if (op.dequantized) {
+      scale.inverse = __shfl_sync(0xffffffffu, scales[i / kFinders].inverse, i % kFinders, kLanes);
+    }
+    float values[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) values[j] = held[i][j];
+    if (part.present(i)) write<T, kFormat>(at, Tile::step(i), 0, values, scale);
+  }
+}
+
+// Codes, transposed, and scales of a tile's columns, each of which is a block; there are `rows` of it.
+template <typename T, Fp8Format kFormat>
+__device__ __forceinline__ void quantize_columns(const Operands<T>& op, int64_t first_row,
+                                                 int64_t first_column, int rows,
+                                                 const Pack<T, 8> (&held)[8]) {
+  using Tile = TileShape<128>;
+  __shared__ TransposedTile transposed;
+  Pack<T, 8> amax{};
+  float multiply[8], inverse[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) raise(amax, held[i]);
+  float* scales = op.column_scales + first_row / 128 * op.grid.columns + first_column;
+  scale_columns<kFormat, Tile>(op.rule, amax, multiply, inverse, [&](int c, float, const BlockScale& scale) {
+    if (op.column_scales) scales[c] = scale.inverse;
+  });
+  if (!op.column_codes) return;
+#pragma unroll
+  for (int quad = 0; quad < 2; ++quad) {
+    uint2 codes[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float values[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) values[j] = held[4 * quad + i][j];
+      codes[i] = encode_eight<kFormat>(values, multiply);
+    }
+    transposed.put(Tile::vector(), Tile::quad(4 * quad), codes);
+  }
   __syncthreads();
-  const int64_t group_rows = rows_of_a_group(op);
-  for (int i = static_cast<int>(threadIdx.x); i < 128 * 8; i += kThreads) {
-    const int c = i / 8, piece = i % 8;
-    const int64_t row = band.row_begin + 16 * piece;
-    if (first_column + c >= op.grid.columns || row >= band.row_end) continue;
-    *reinterpret_cast<uint4*>(transposed_codes(op, band.group, row, first_column + c, group_rows)) =
-        TransposedTile::get(words, c, piece);
+  transposed.write(op.column_codes + first_column * op.grid.rows + first_row, op.grid.rows, rows, 128);
+}
+
+// Of tiles of 128 x 128: blocks of one row, and the outputs by column, from one reading. All loads of a
+// thread are under way before the first is used.
+template <typename T, Fp8Format kFormat, int kLanes, bool kByRow, bool kByColumn>
+__global__ __launch_bounds__(kThreads, sizeof(T) == 2 ? 4 : 2) void line_blocks_kernel(Operands<T> op,
+                                                                                       unsigned tiles) {
+  using Tile = TileShape<128>;
+  const int64_t first_row = int64_t{blockIdx.x / tiles} * 128,
+                first_column = int64_t{blockIdx.x % tiles} * 128;
+  const int64_t end = min(op.grid.group_begin(op.grid.groups), op.grid.rows);
+  if (first_row >= end) return;
+  const int rows = static_cast<int>(min(int64_t{128}, end - first_row));
+  TilePart part{first_row + Tile::row(0), first_column + Tile::vector() * 8, rows - Tile::row(0)};
+  if (part.column >= op.grid.columns) part.rows = 0;
+  const T* x = op.x + part.row * op.x_stride + part.column;
+  Pack<T, 8> held[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    held[i] = Pack<T, 8>{};
+    if (part.present(i)) held[i] = load<8>(x + Tile::step(i) * op.x_stride);
   }
+  if constexpr (kByColumn) op.dequantized = nullptr;  // they do not go together
+  if constexpr (kByRow) quantize_rows<T, kFormat, kLanes>(op, part, held);
+  if constexpr (kByColumn) quantize_columns<T, kFormat>(op, first_row, first_column, rows, held);
 }
 
 // group_amax[g] = largest magnitude of the group; bits of non-negative floats are in the order of the floats.
@@ -444,21 +470,34 @@ Operands<T> operands_of(const QuantizeArgs& args, const BlockGrid& grid) {
           .row_scales = args.row_scales_BR.f32(),
           .row_scales_stride = args.row_scales_BR.row_stride,
           .transposed = data_of<uint8_t>(args.transposed_CR),
+          .column_codes = data_of<uint8_t>(args.column_codes_CR),
+          .column_scales = args.column_scales_BC.f32(),
           .given = data_of<const float>(args.given_scales_N),
           .amax = data_of<float>(args.amax_NB)};
 }
 
-template <typename T, Fp8Format kFormat, int V>
-void launch_rows(cudaStream_t stream, const Operands<T>& op) {
-  const int64_t blocks = op.grid.rows * op.grid.block_columns();
-  const auto run = [&](auto columns) {
-    constexpr int kColumns = decltype(columns)::value;
-    constexpr int kLanes = V == 1 ? kWarp : kColumns / V;
-    const auto ctas = static_cast<unsigned>(ceil_div(blocks * kLanes, kThreads));
-    row_blocks_kernel<T, kFormat, V, kColumns><<<ctas, kThreads, 0, stream>>>(op);
-  };
-  op.grid.block.columns == 32 ? run(std::integral_constant<int, 32>{})
-                              : run(std::integral_constant<int, 128>{});
+template <typename T, Fp8Format kFormat, int kColumns>
+void launch_rows(cudaStream_t stream, const Operands<T>& op, bool vectors) {
+  if (!vectors) {
+    const auto ctas = static_cast<unsigned>(ceil_div(op.grid.rows * op.grid.block_columns(), kWarps));
+    row_blocks_kernel<T, kFormat, kColumns><<<ctas, kThreads, 0, stream>>>(op);
+    return;
+  }
+  const auto tiles = static_cast<unsigned>(ceil_div(op.grid.columns, 128));
+  const auto ctas = tiles * static_cast<unsigned>(ceil_div(op.grid.rows, 128));
+  constexpr int kLanes = kColumns / kVector;
+  if constexpr (kColumns == 128) {
+    const bool by_row = op.data || op.row_scales;
+    if ((op.column_codes || op.column_scales) && by_row) {
+      line_blocks_kernel<T, kFormat, kLanes, true, true><<<ctas, kThreads, 0, stream>>>(op, tiles);
+      return;
+    }
+    if (op.column_codes || op.column_scales) {
+      line_blocks_kernel<T, kFormat, kLanes, false, true><<<ctas, kThreads, 0, stream>>>(op, tiles);
+      return;
+    }
+  }
+  line_blocks_kernel<T, kFormat, kLanes, true, false><<<ctas, kThreads, 0, stream>>>(op, tiles);
 }
 
 template <typename T, Fp8Format kFormat, int kRows, bool kSquare>
@@ -518,7 +557,8 @@ void quantize(Context& ctx, const QuantizeArgs& args) {
       constexpr Fp8Format kFormat = decltype(format)::value;
       const Operands<T> op = operands_of<T>(args, grid);
       if (grid.block.rows == 1) {
-        with_vector(fits, [&](auto v) { launch_rows<T, kFormat, decltype(v)::value>(stream_of(ctx), op); });
+        grid.block.columns == 32 ? launch_rows<T, kFormat, 32>(stream_of(ctx), op, fits)
+                                 : launch_rows<T, kFormat, 128>(stream_of(ctx), op, fits);
       } else if (grid.block.columns == 1) {
         launch_columns<T, kFormat>(stream_of(ctx), op, fits);
       } else if (grid.block.rows > 1) {
