@@ -19,9 +19,8 @@ struct ProductTensors {
   TensorView x_RD, act_RF, gate_up_R2F, dgate_up_R2F, dact_RF;
   TensorView w_E2FD, w_EDF;
   TensorView probs_R, dprobs_R, offsets_E1, rows_E;
+  TensorView dw_E2FD;  // and of down, which is half of it
   LayerCodes gate_up, down;
-  TensorView codes, scales;  // of rows
-  TensorView column_codes_CR, column_scales_BC;
 };
 
 struct Sizes {
@@ -52,7 +51,7 @@ Sizes sizes_of(const BenchOptions& options) {
 
 ProductTensors lay_out(TensorAllocator& to, const Sizes& sizes) {
   const auto [D, F, E] = std::tuple{sizes.D, sizes.F, sizes.E};
-  const int64_t R = sizes.R(), widest = std::max(2 * F, D);
+  const int64_t R = sizes.R();
   ProductTensors at;
   at.x_RD = to.tensor(DType::kBF16, {R, D});
   at.act_RF = to.tensor(DType::kBF16, {R, F});
@@ -65,16 +64,10 @@ ProductTensors lay_out(TensorAllocator& to, const Sizes& sizes) {
   at.dprobs_R = to.tensor(DType::kF32, {R});
   at.offsets_E1 = to.tensor(DType::kI64, {E + 1});
   at.rows_E = to.tensor(DType::kI32, {E});
-  at.codes = to.tensor(DType::kU8, {R * widest});
-  at.scales = to.tensor(DType::kF32, {widest / cuda::kScaleBlock * row_scales_stride(R)});
-  at.column_codes_CR = to.tensor(DType::kU8, {2 * F, R});
-  at.column_scales_BC = to.tensor(DType::kF32, {R / cuda::kScaleBlock, 2 * F});
+  at.dw_E2FD = to.tensor(DType::kBF16, {E, 2 * F, D});
   at.gate_up = allocate_weight_codes(to, E, 2 * F, D, true);
   at.down = allocate_weight_codes(to, E, D, F, true);
-  for (LayerCodes* codes : {&at.gate_up, &at.down}) {
-    codes->rows = at.codes;
-    codes->row_scales = at.scales;
-  }
+  at.gate_up.rows = at.down.rows = allocate_row_codes(to, R, std::max(2 * F, D), std::max(F, D), true);
   return at;
 }
 
@@ -100,8 +93,8 @@ constexpr const char* kProductRow = "{:<28} {:>10} {:>10} {:>8}\n";
 constexpr const char* kQuantizeRow = "{:<28} {:>10.3f} {:>10.0f}\n";
 
 // Adds how long it takes to quantise the operands of the products with the gate and up weights to `rows`.
-void time_quantising(Context& ctx, const Sizes& sizes, const ProductTensors& at,
-                     const OperandQuantizer& gate_up, nlohmann::json& rows) {
+void time_quantising(Context& ctx, const ProductTensors& at, const OperandQuantizer& gate_up,
+                     nlohmann::json& rows) {
   const auto time_bytes = [&](const char* name, double bytes, const std::function<void()>& run) {
     const double seconds = seconds_of(ctx, run);
     fmt::print(kQuantizeRow, name, seconds * 1e3, bytes / seconds * 1e-9);
@@ -109,31 +102,21 @@ void time_quantising(Context& ctx, const Sizes& sizes, const ProductTensors& at,
   };
   const auto elements = [](const TensorView& view) { return static_cast<double>(view.num_elements()); };
   fmt::print("\nquantising their operands: ms, GB/s read and written\n");
-  const double wide = elements(at.dgate_up_R2F), weights = elements(at.w_E2FD);
-  time_bytes("rows 1x128 -> codes", 3 * wide,
-             [&] { gate_up.native_operands(ctx, Operand::kGradient, at.dgate_up_R2F, at.offsets_E1, true); });
-  const auto columns = [&](bool rows_too) {
-    QuantizeArgs args{.x_RC = at.dgate_up_R2F};
-    args.rule = quantization_spec(*gate_up.config, Operand::kGradient, true).rule;
-    args.block = {1, cuda::kScaleBlock};
-    args.offsets_E1 = at.offsets_E1;
-    if (rows_too) {
-      args.data_RC = TensorView(at.codes.data, DType::kU8, at.dgate_up_R2F.shape);
-      args.row_scales_BR = TensorView(at.scales.data, DType::kF32,
-                                      {2 * sizes.F / cuda::kScaleBlock, row_scales_stride(sizes.R())});
-    }
-    args.column_codes_CR = at.column_codes_CR;
-    args.column_scales_BC = at.column_scales_BC;
-    quantize(ctx, args);
-  };
-  time_bytes("rows 128x1 -> codes", 3 * wide, [&] { columns(false); });
-  time_bytes("rows both ways -> codes", 4 * wide, [&] { columns(true); });
-  time_bytes("rows 128x1 -> BF16", 4 * wide,
-             [&] { gate_up.rows(ctx, Operand::kGradient, true, at.dgate_up_R2F, at.offsets_E1); });
-  time_bytes("weights 128x128 -> codes", 4 * weights, [&] { gate_up.quantize_weights(ctx, at.w_E2FD); });
+  const double wide = elements(at.dgate_up_R2F), narrow = elements(at.x_RD);
+  time_bytes("x 1x128", 3 * narrow, [&] { gate_up.native_forward(ctx, at.x_RD, at.offsets_E1); });
+  time_bytes("dy 1x128", 3 * wide, [&] { gate_up.native_backward(ctx, at.dgate_up_R2F, {}, at.offsets_E1); });
+  time_bytes("dy both ways, x 128x1", 4 * wide + 3 * narrow,
+             [&] { gate_up.native_backward(ctx, at.dgate_up_R2F, at.x_RD, at.offsets_E1); });
+  time_bytes("weights 128x128", 4 * elements(at.w_E2FD), [&] { gate_up.quantize_weights(ctx, at.w_E2FD); });
   time_bytes("copy", 4 * wide,
              [&] { copy_on_device(ctx, at.gate_up_R2F.data, at.dgate_up_R2F.data, at.gate_up_R2F.bytes()); });
 }
+
+// Of one product: of rows and weights, or of a weight gradient.
+struct ProductCodes {
+  BlockScaledCodes rows{};
+  ColumnScaledCodes columns{};
+};
 
 }  // namespace
 
@@ -156,21 +139,19 @@ nlohmann::json bench_expert_products(const BenchOptions& options) {
   config.enabled = true;
   config.fp8_recipe = Fp8Recipe::kFloat8BlockScaling;
   OperandQuantizer gate_up{.config = &config, .codes = at.gate_up}, down{.config = &config, .codes = at.down};
-  gate_up.memory[static_cast<size_t>(Operand::kGradient)] =
-      TensorView(at.gate_up_R2F.data, DType::kBF16, Shape{at.gate_up_R2F.num_elements()});
   const bool native = native_obstacle(config, options.device, sizes.D, sizes.F).empty();
   nlohmann::json rows = nlohmann::json::array();
 
   const double real = static_cast<double>(options.seq * options.batch * options.model.num_experts_per_tok);
   const double flops = 2.0 * real * static_cast<double>(sizes.D) * static_cast<double>(sizes.F);
-  using Run = std::function<void(const BlockScaledCodes&)>;
-  const auto time = [&](const char* name, double parts, const OperandQuantizer& quantizer, Operand operand,
-                        const TensorView& x, bool transposed, const Run& run) {
+  using Run = std::function<void(const ProductCodes&)>;
+  const auto time = [&](const char* name, double parts, const std::function<ProductCodes()>& quantized,
+                        const Run& run) {
     const double bf16 = seconds_of(ctx, [&] { run({}); });
     nlohmann::json row{{"product", name}, {"bf16_tflops", parts * flops / bf16 * 1e-12}};
     std::string fp8 = "", ratio = "";
     if (native) {
-      const BlockScaledCodes codes = quantizer.native_operands(ctx, operand, x, at.offsets_E1, transposed);
+      const ProductCodes codes = quantized();
       const double seconds = seconds_of(ctx, [&] { run(codes); });
       row["fp8_tflops"] = parts * flops / seconds * 1e-12;
       fp8 = fmt::format("{:.0f}", row["fp8_tflops"].get<double>());
@@ -185,51 +166,70 @@ nlohmann::json bench_expert_products(const BenchOptions& options) {
     gate_up.quantize_weights(ctx, at.w_E2FD);
     down.quantize_weights(ctx, at.w_EDF);
   }
-  time("gate_up + SwiGLU", 2, gate_up, Operand::kActivation, at.x_RD, false,
-       [&](const BlockScaledCodes& codes) {
-         grouped_gate_up(ctx, {.x_RD = at.x_RD,
-                               .w_E2FD = at.w_E2FD,
-                               .gate_up_R2F = at.gate_up_R2F,
-                               .probs_R = at.probs_R,
-                               .act_RF = at.act_RF,
-                               .offsets_E1 = at.offsets_E1,
-                               .rows_E = at.rows_E,
-                               .interleave = cuda::kGateUpInterleave,
-                               .codes = codes});
-       });
-  time("down", 1, down, Operand::kActivation, at.act_RF, false, [&](const BlockScaledCodes& codes) {
+  const auto forward = [&](const OperandQuantizer& of, const TensorView& x) {
+    return [&] { return ProductCodes{.rows = of.native_forward(ctx, x, at.offsets_E1)}; };
+  };
+  const auto backward = [&](const OperandQuantizer& of, const TensorView& dy, const TensorView& x) {
+    return [&] {
+      const auto [dgrad, wgrad] = of.native_backward(ctx, dy, x, at.offsets_E1);
+      return ProductCodes{dgrad, wgrad};
+    };
+  };
+  time("gate_up + SwiGLU", 2, forward(gate_up, at.x_RD), [&](const ProductCodes& codes) {
+    grouped_gate_up(ctx, {.x_RD = at.x_RD,
+                          .w_E2FD = at.w_E2FD,
+                          .gate_up_R2F = at.gate_up_R2F,
+                          .probs_R = at.probs_R,
+                          .act_RF = at.act_RF,
+                          .offsets_E1 = at.offsets_E1,
+                          .rows_E = at.rows_E,
+                          .interleave = cuda::kGateUpInterleave,
+                          .codes = codes.rows});
+  });
+  time("down", 1, forward(down, at.act_RF), [&](const ProductCodes& codes) {
     grouped_gemm_forward(ctx, {.x_RI = at.act_RF,
                                .w_EOI = at.w_EDF,
                                .y_RO = at.x_RD,
                                .offsets_E1 = at.offsets_E1,
                                .rows_E = at.rows_E,
-                               .codes = codes});
+                               .codes = codes.rows});
   });
-  time("down dgrad + dSwiGLU", 1, down, Operand::kGradient, at.x_RD, true,
-       [&](const BlockScaledCodes& codes) {
-         grouped_down_backward(ctx, {.dy_RD = at.x_RD,
-                                     .w_EDF = at.w_EDF,
-                                     .gate_up_R2F = at.gate_up_R2F,
-                                     .probs_R = at.probs_R,
-                                     .dact_RF = at.dact_RF,
-                                     .dgate_up_R2F = at.dgate_up_R2F,
-                                     .dprobs_R = at.dprobs_R,
-                                     .offsets_E1 = at.offsets_E1,
-                                     .rows_E = at.rows_E,
-                                     .interleave = cuda::kGateUpInterleave,
-                                     .codes = codes});
-       });
-  time("gate_up dgrad", 2, gate_up, Operand::kGradient, at.dgate_up_R2F, true,
-       [&](const BlockScaledCodes& codes) {
-         grouped_gemm_dgrad(ctx, {.x_RI = at.x_RD,
-                                  .w_EOI = at.w_E2FD,
-                                  .y_RO = at.dgate_up_R2F,
-                                  .offsets_E1 = at.offsets_E1,
-                                  .rows_E = at.rows_E,
-                                  .codes = codes});
-       });
+  time("down dgrad + dSwiGLU", 1, backward(down, at.x_RD, at.act_RF), [&](const ProductCodes& codes) {
+    grouped_down_backward(ctx, {.dy_RD = at.x_RD,
+                                .w_EDF = at.w_EDF,
+                                .gate_up_R2F = at.gate_up_R2F,
+                                .probs_R = at.probs_R,
+                                .dact_RF = at.dact_RF,
+                                .dgate_up_R2F = at.dgate_up_R2F,
+                                .dprobs_R = at.dprobs_R,
+                                .offsets_E1 = at.offsets_E1,
+                                .rows_E = at.rows_E,
+                                .interleave = cuda::kGateUpInterleave,
+                                .codes = codes.rows});
+  });
+  time("gate_up dgrad", 2, backward(gate_up, at.dgate_up_R2F, at.x_RD), [&](const ProductCodes& codes) {
+    grouped_gemm_dgrad(ctx, {.x_RI = at.x_RD,
+                             .w_EOI = at.w_E2FD,
+                             .y_RO = at.dgate_up_R2F,
+                             .offsets_E1 = at.offsets_E1,
+                             .rows_E = at.rows_E,
+                             .codes = codes.rows});
+  });
+  const auto wgrad = [&](const TensorView& dy, const TensorView& x, const TensorView& w) {
+    return [&](const ProductCodes& codes) {
+      grouped_gemm_wgrad(ctx, {.x_RI = x,
+                               .w_EOI = TensorView(at.dw_E2FD.data, DType::kBF16, w.shape),
+                               .y_RO = dy,
+                               .offsets_E1 = at.offsets_E1,
+                               .rows_E = at.rows_E,
+                               .column_codes = codes.columns});
+    };
+  };
+  time("gate_up wgrad", 2, backward(gate_up, at.dgate_up_R2F, at.x_RD),
+       wgrad(at.dgate_up_R2F, at.x_RD, at.w_E2FD));
+  time("down wgrad", 1, backward(down, at.x_RD, at.act_RF), wgrad(at.x_RD, at.act_RF, at.w_EDF));
   if (!native) return rows;
-  time_quantising(ctx, sizes, at, gate_up, rows);
+  time_quantising(ctx, at, gate_up, rows);
   return rows;
 }
 

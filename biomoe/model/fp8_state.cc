@@ -61,10 +61,13 @@ Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig
   const NativeObstacles obstacles = native_obstacles(model, shape);
   const int64_t gate_up = obstacles.gate_up.empty() ? 0 : E * 2 * F * D;
   const int64_t down = obstacles.down.empty() ? 0 : E * D * F;
+  // But for what is multiplied as codes.
+  const int64_t input = std::max(gate_up > 0 ? R * D : 0, down > 0 ? R * F : 0);
+  const int64_t gradient = std::max(gate_up > 0 ? R * 2 * F : 0, down > 0 ? R * D : 0);
   const std::array<int64_t, kOperands> elements{
-      std::max(R * std::max(D, F), T * std::max(D, A)),  // activations: x, act, norm, attention
-      std::max({gate_up, down, C * D, D * A}),           // weights, but for those multiplied as codes
-      shape.training ? std::max(R * std::max(2 * F, D), T * std::max(C, D)) : 0,  // gradients
+      std::max(input, T * std::max(D, A)),                          // activations: x, act, norm, attention
+      std::max({gate_up, down, C * D, D * A}),                      // weights
+      shape.training ? std::max(gradient, T * std::max(C, D)) : 0,  // gradients
   };
   for (size_t i = 0; i < elements.size(); ++i)
     memory.operands[i] = allocator.tensor(shape.types.activation, {elements[i]});
@@ -85,20 +88,15 @@ void Fp8State::lay_out_codes(TensorAllocator& allocator, const ModelConfig& mode
   const MoeShape moe = moe_shape(model, shape.types, shape.split);
   const int64_t D = model.hidden_size, F = model.intermediate_size, E = moe.held_experts();
   const int64_t R = moe.rows(shape.tokens);
-  const int64_t widest = std::max({gate_up && shape.training ? 2 * F : 0, down ? F : 0, D});
-  const TensorView rows = allocator.tensor(DType::kU8, {R * widest});
-  const TensorView scales =
-      allocator.tensor(DType::kF32, {widest / cuda::kScaleBlock * row_scales_stride(R)});
+  const RowCodes rows = allocate_row_codes(allocator, R, std::max(gate_up ? 2 * F : 0, D),
+                                           std::max(down ? F : 0, D), shape.training);
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
     ExpertCodes codes;
     if (fp8_layer(model, layer)) {
       if (gate_up) codes.gate_up = allocate_weight_codes(allocator, E, 2 * F, D, shape.training);
       if (down) codes.down = allocate_weight_codes(allocator, E, D, F, shape.training);
     }
-    for (LayerCodes* of : {&codes.gate_up, &codes.down}) {
-      of->rows = rows;
-      of->row_scales = scales;
-    }
+    codes.gate_up.rows = codes.down.rows = rows;
     memory.experts.push_back(codes);
   }
 }
@@ -169,8 +167,8 @@ void Fp8State::describe(const ModelConfig& model, const Fp8StateShape& shape) {
     return;
   }
   description_ = fmt::format(
-      "{}: the experts' products of gate and up {}; of down {}; their weight gradients and the attention "
-      "projections emulated exactly, in {}",
+      "{}: the experts' products of gate and up {}; of down {}; the attention projections emulated exactly, "
+      "in {}",
       recipe, way(obstacles.gate_up), way(obstacles.down), type);
 }
 

@@ -73,18 +73,23 @@ GroupedLinear::Operands GroupedLinear::forward_operands(Context& ctx, const Expe
                                                         TensorView x_RI) const {
   if (!quantizer) return {x_RI, w_EOI};
   if (native()) {
-    return {x_RI, w_EOI, quantizer.native_operands(ctx, Operand::kActivation, x_RI, rows.offsets_E1, false)};
+    return {x_RI, w_EOI, quantizer.native_forward(ctx, x_RI, rows.offsets_E1)};
   }
   return {quantizer.rows(ctx, Operand::kActivation, false, x_RI, rows.offsets_E1),
           quantizer.weights(ctx, false, w_EOI)};
 }
 
-GroupedLinear::Operands GroupedLinear::dgrad_operands(Context& ctx, const ExpertRows& rows,
-                                                      TensorView dy_RO) const {
-  if (!quantizer) return {dy_RO, w_EOI};
-  if (native()) {
-    return {dy_RO, w_EOI, quantizer.native_operands(ctx, Operand::kGradient, dy_RO, rows.offsets_E1, true)};
-  }
+OperandQuantizer::BackwardCodes GroupedLinear::backward_codes(Context& ctx, const ExpertRows& rows,
+                                                              TensorView dy_RO, TensorView x_RI) const {
+  if (!native()) return {};
+  return quantizer.native_backward(ctx, dy_RO, x_RI, rows.offsets_E1);
+}
+
+GroupedLinear::Operands GroupedLinear::dgrad_operands(Context& ctx, const ExpertRows& rows, TensorView dy_RO,
+                                                      const BlockScaledCodes& codes) const {
+  BM_CHECK(static_cast<bool>(codes) == native(), "{}: codes of dy, expected where products are native",
+           str());
+  if (!quantizer || codes) return {dy_RO, w_EOI, codes};
   return {quantizer.rows(ctx, Operand::kGradient, false, dy_RO, rows.offsets_E1),
           quantizer.weights(ctx, true, w_EOI)};
 }
@@ -95,15 +100,18 @@ void GroupedLinear::forward(Context& ctx, const ExpertRows& rows, TensorView x_R
       {.x_RI = x, .w_EOI = w, .y_RO = y_RO, .offsets_E1 = {}, .codes = codes});
 }
 
-void GroupedLinear::dgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView dx_RI) const {
-  const auto [dy, w, codes] = dgrad_operands(ctx, rows, dy_RO);
+void GroupedLinear::dgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView dx_RI,
+                          const BlockScaledCodes& codes) const {
+  const Operands of = dgrad_operands(ctx, rows, dy_RO, codes);
   run(ctx, Pass::kDgrad, *this, rows,
-      {.x_RI = dx_RI, .w_EOI = w, .y_RO = dy, .offsets_E1 = {}, .codes = codes});
+      {.x_RI = dx_RI, .w_EOI = of.weights, .y_RO = of.rows, .offsets_E1 = {}, .codes = of.codes});
 }
 
 void GroupedLinear::wgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView x_RI,
-                          bool accumulate) const {
-  if (quantizer) {
+                          bool accumulate, const ColumnScaledCodes& codes) const {
+  BM_CHECK(static_cast<bool>(codes) == native(), "{}: codes by column, expected where products are native",
+           str());
+  if (quantizer && !codes) {
     dy_RO = quantizer.rows(ctx, Operand::kGradient, true, dy_RO, rows.offsets_E1);
     x_RI = quantizer.rows(ctx, Operand::kActivation, true, x_RI, rows.offsets_E1);
   }
@@ -113,7 +121,8 @@ void GroupedLinear::wgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO
        .y_RO = dy_RO,
        .offsets_E1 = {},
        .accumulate = accumulate,
-       .squares_P = squares_P});
+       .squares_P = squares_P,
+       .column_codes = codes});
 }
 
 }  // namespace biomoe

@@ -39,12 +39,21 @@ struct GroupedLinear {
     BlockScaledCodes codes{};
   };
   Operands forward_operands(Context& ctx, const ExpertRows& rows, TensorView x_RI) const;
-  Operands dgrad_operands(Context& ctx, const ExpertRows& rows, TensorView dy_RO) const;
+  // With what backward_codes() gave for this dy.
+  Operands dgrad_operands(Context& ctx, const ExpertRows& rows, TensorView dy_RO,
+                          const BlockScaledCodes& codes) const;
 
   void forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, TensorView y_RO) const;  // y assigned
-  void dgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView dx_RI) const;  // dx assigned
+  // Backward begins with the codes of both of its products, where the layer is native; else there are none.
+  // x may be absent where wgrad does not follow.
+  OperandQuantizer::BackwardCodes backward_codes(Context& ctx, const ExpertRows& rows, TensorView dy_RO,
+                                                 TensorView x_RI) const;
+  // dx assigned.
+  void dgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView dx_RI,
+             const BlockScaledCodes& codes = {}) const;
   // dw assigned, or added to.
-  void wgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView x_RI, bool accumulate) const;
+  void wgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView x_RI, bool accumulate,
+             const ColumnScaledCodes& codes = {}) const;
 };
 
 }  // namespace biomoe

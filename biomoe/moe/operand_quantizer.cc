@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "biomoe/core/arena.h"
 #include "biomoe/core/error.h"
 #include "biomoe/ops/cuda_sizes.h"
@@ -46,6 +48,23 @@ LayerCodes allocate_weight_codes(TensorAllocator& allocator, int64_t experts, in
   codes.weights_EOI = allocator.tensor(DType::kU8, {experts, out, in});
   if (training) codes.transposed_EIO = allocator.tensor(DType::kU8, {experts, in, out});
   codes.weight_scales_NB = allocator.tensor(DType::kF32, {experts * (out / kBlock + 1), in / kBlock});
+  return codes;
+}
+
+RowCodes allocate_row_codes(TensorAllocator& allocator, int64_t rows, int64_t out, int64_t in,
+                            bool training) {
+  constexpr int64_t kBlock = cuda::kScaleBlock;
+  const int64_t widest = training ? std::max(out, in) : in;
+  RowCodes codes;
+  codes.codes = allocator.tensor(DType::kU8, {rows * widest});
+  codes.scales = allocator.tensor(DType::kF32, {widest / kBlock * row_scales_stride(rows)});
+  if (!training) return codes;
+  const auto by_column = [&](int64_t columns) {
+    return RowCodes::ByColumn{allocator.tensor(DType::kU8, {rows * columns}),
+                              allocator.tensor(DType::kF32, {rows / kBlock * columns})};
+  };
+  codes.gradient = by_column(out);
+  codes.input = by_column(in);
   return codes;
 }
 
@@ -99,23 +118,71 @@ void OperandQuantizer::quantize_weights(Context& ctx, TensorView w_GOI) const {
   quantize(ctx, args);
 }
 
-BlockScaledCodes OperandQuantizer::native_operands(Context& ctx, Operand operand, TensorView x_RC,
-                                                   TensorView offsets_G1, bool transposed) const {
-  const Shape scales{x_RC.shape[1] / cuda::kScaleBlock, row_scales_stride(x_RC.shape[0])};
-  BM_CHECK(codes.rows.num_elements() >= x_RC.num_elements() &&
-               codes.row_scales.num_elements() >= scales.num_elements(),
-           "an operand of {} and memory for {} codes and {} scales", x_RC.shape.str(),
-           codes.rows.num_elements(), codes.row_scales.num_elements());
+namespace {
+
+// What a product that sums over columns, and one that sums over rows, take of an operand.
+void ask_for_rows(QuantizeArgs& args, const RowCodes& memory) {
+  const Shape scales{args.x_RC.shape[1] / cuda::kScaleBlock, row_scales_stride(args.x_RC.shape[0])};
+  BM_CHECK(memory.codes.num_elements() >= args.x_RC.num_elements() &&
+               memory.scales.num_elements() >= scales.num_elements(),
+           "an operand of {} and memory for {} codes and {} scales", args.x_RC.shape.str(),
+           memory.codes.num_elements(), memory.scales.num_elements());
+  args.data_RC = TensorView(memory.codes.data, DType::kU8, args.x_RC.shape);
+  args.row_scales_BR = TensorView(memory.scales.data, DType::kF32, scales);
+}
+
+void ask_for_columns(QuantizeArgs& args, const RowCodes::ByColumn& memory) {
+  const int64_t rows = args.x_RC.shape[0], columns = args.x_RC.shape[1];
+  const Shape scales{rows / cuda::kScaleBlock, columns};
+  BM_CHECK(rows % cuda::kScaleBlock == 0 && memory.codes.num_elements() >= args.x_RC.num_elements() &&
+               memory.scales.num_elements() >= scales.num_elements(),
+           "an operand of {} and memory for {} codes by column and {} scales", args.x_RC.shape.str(),
+           memory.codes.num_elements(), memory.scales.num_elements());
+  args.column_codes_CR = TensorView(memory.codes.data, DType::kU8, {columns, rows});
+  args.column_scales_BC = TensorView(memory.scales.data, DType::kF32, scales);
+}
+
+}  // namespace
+
+BlockScaledCodes OperandQuantizer::native_forward(Context& ctx, TensorView x_RI,
+                                                  TensorView offsets_G1) const {
   QuantizeArgs args;
-  set_operand(args, quantization_spec(*config, operand, false), x_RC);
+  set_operand(args, quantization_spec(*config, Operand::kActivation, false), x_RI);
   args.offsets_E1 = offsets_G1;
-  args.data_RC = TensorView(codes.rows.data, DType::kU8, x_RC.shape);
-  args.row_scales_BR = TensorView(codes.row_scales.data, DType::kF32, scales);
+  ask_for_rows(args, codes.rows);
   quantize(ctx, args);
   return {.rows_RK = args.data_RC,
           .row_scales_BR = args.row_scales_BR,
-          .weights_ENK = transposed ? codes.transposed_EIO : codes.weights_EOI,
+          .weights_ENK = codes.weights_EOI,
           .weight_scales_NB = codes.weight_scales_NB};
+}
+
+OperandQuantizer::BackwardCodes OperandQuantizer::native_backward(Context& ctx, TensorView dy_RO,
+                                                                  TensorView x_RI,
+                                                                  TensorView offsets_G1) const {
+  QuantizeArgs gradient;
+  set_operand(gradient, quantization_spec(*config, Operand::kGradient, false), dy_RO);
+  gradient.offsets_E1 = offsets_G1;
+  ask_for_rows(gradient, codes.rows);
+  BackwardCodes result;
+  if (x_RI) {
+    ask_for_columns(gradient, codes.rows.gradient);
+    QuantizeArgs input;
+    set_operand(input, quantization_spec(*config, Operand::kActivation, false), x_RI);
+    input.offsets_E1 = offsets_G1;
+    ask_for_columns(input, codes.rows.input);
+    quantize(ctx, input);
+    result.wgrad = {.y_OR = gradient.column_codes_CR,
+                    .y_scales_BO = gradient.column_scales_BC,
+                    .x_IR = input.column_codes_CR,
+                    .x_scales_BI = input.column_scales_BC};
+  }
+  quantize(ctx, gradient);
+  result.dgrad = {.rows_RK = gradient.data_RC,
+                  .row_scales_BR = gradient.row_scales_BR,
+                  .weights_ENK = codes.transposed_EIO,
+                  .weight_scales_NB = codes.weight_scales_NB};
+  return result;
 }
 
 }  // namespace biomoe

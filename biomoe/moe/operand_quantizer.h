@@ -20,15 +20,27 @@ struct DelayedScales {
   TensorView amax_G;    // f32, raised to what is seen
 };
 
+// Native products: memory for the codes of rows, which may be that of all layers: flat, for the largest of
+// them. `by_column`: of the operands of a weight gradient; absent where there is no backward.
+struct RowCodes {
+  struct ByColumn {
+    TensorView codes{};   // u8
+    TensorView scales{};  // f32
+  };
+  TensorView codes{};   // u8
+  TensorView scales{};  // f32
+  ByColumn gradient{}, input{};
+};
+// For R rows of up to `in` columns, and gradients of up to `out`.
+RowCodes allocate_row_codes(TensorAllocator& allocator, int64_t rows, int64_t out, int64_t in, bool training);
+
 // Native products: where the codes of a layer are.
 struct LayerCodes {
   // Of the weights, by quantize_weights() and good until the weights change.
   TensorView weights_EOI{};       // u8
   TensorView transposed_EIO{};    // u8; absent where there is no backward
   TensorView weight_scales_NB{};  // f32
-  // Of the rows of a product, which may be those of all layers: flat, for the largest of them.
-  TensorView rows{};        // u8
-  TensorView row_scales{};  // f32
+  RowCodes rows{};                // of one product at a time
   explicit operator bool() const { return static_cast<bool>(weights_EOI); }
 };
 LayerCodes allocate_weight_codes(TensorAllocator& allocator, int64_t experts, int64_t out, int64_t in,
@@ -57,10 +69,15 @@ struct OperandQuantizer {
 
   // Native products: the weights' codes.
   void quantize_weights(Context& ctx, TensorView w_GOI) const;
-  // The operands of a product of rows x that sums over their columns, which are the weights' outputs where
-  // these are `transposed`. Good until the next call of any layer that shares codes.rows.
-  BlockScaledCodes native_operands(Context& ctx, Operand operand, TensorView x_RC, TensorView offsets_G1,
-                                   bool transposed) const;
+  // The operands of y = x w^T. Good until the next call of any layer that shares codes.rows, as the next.
+  BlockScaledCodes native_forward(Context& ctx, TensorView x_RI, TensorView offsets_G1) const;
+  // Those of both products of the gradient dy, which is read once; x is read for the weight gradient, and
+  // absent where there is none.
+  struct BackwardCodes {
+    BlockScaledCodes dgrad{};
+    ColumnScaledCodes wgrad{};
+  };
+  BackwardCodes native_backward(Context& ctx, TensorView dy_RO, TensorView x_RI, TensorView offsets_G1) const;
 };
 
 }  // namespace biomoe

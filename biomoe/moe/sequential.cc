@@ -214,9 +214,10 @@ void Sequential::backward(Context& ctx, const ExpertRows& rows, const Sequential
     }
     const auto& linear = std::get<GroupedLinear>(layers_[i]);
     // Before the gradient of the input may replace the input.
-    if (linear.dw_EOI) linear.wgrad(ctx, rows, dy, input, args.accumulate);
+    const auto of = linear.backward_codes(ctx, rows, dy, linear.dw_EOI ? input : TensorView());
+    if (linear.dw_EOI) linear.wgrad(ctx, rows, dy, input, args.accumulate, of.wgrad);
     if (i >= 2 && fused_[i - 2]) {
-      const auto [dout, w, codes] = linear.dgrad_operands(ctx, rows, dy);
+      const auto [dout, w, codes] = linear.dgrad_operands(ctx, rows, dy, of.dgrad);
       grouped_down_backward(ctx, {.dy_RD = dout,
                                   .w_EDF = w,
                                   .gate_up_R2F = memory.hidden[i - 2],
@@ -230,7 +231,7 @@ void Sequential::backward(Context& ctx, const ExpertRows& rows, const Sequential
                                   .codes = codes});
       --i;  // the activation is done
     } else if (dinput) {
-      linear.dgrad(ctx, rows, dy, dinput);
+      linear.dgrad(ctx, rows, dy, dinput, of.dgrad);
     }
   }
 }

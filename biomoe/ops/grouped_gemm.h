@@ -48,7 +48,7 @@ struct GroupedGemmArgs {
   // grouped_gemm_wgrad only, without accumulate and for w of bf16: partial sums of the squares of w as it is
   // stored, f32 [wgrad_squares_count()], all assigned. Their sum over all is in no given order of elements.
   TensorView squares_P{};
-  BlockScaledCodes codes{};           // forward: of x and w; dgrad: of y and the transposed w; wgrad: none
+  BlockScaledCodes codes{};          // forward: of x and w; dgrad: of y and the transposed w; wgrad: none
   ColumnScaledCodes column_codes{};  // wgrad only
 };
 

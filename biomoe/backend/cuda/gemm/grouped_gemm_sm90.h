@@ -57,10 +57,10 @@ struct Fp8Operands {
 // blocks of kScaleBlock rows of one column: of columns c and rows from kScaleBlock b the scale is at [b, c].
 // capacity, in and out are multiples of kScaleBlock. Summed as above.
 struct Fp8Columns {
-  const uint8_t* dy = nullptr;        // [out, capacity]
-  const float* dy_scales = nullptr;   // [capacity / kScaleBlock, out]
-  const uint8_t* x = nullptr;         // [in, capacity]
-  const float* x_scales = nullptr;    // [capacity / kScaleBlock, in]
+  const uint8_t* dy = nullptr;       // [out, capacity]
+  const float* dy_scales = nullptr;  // [capacity / kScaleBlock, out]
+  const uint8_t* x = nullptr;        // [in, capacity]
+  const float* x_scales = nullptr;   // [capacity / kScaleBlock, in]
 
   explicit operator bool() const { return dy != nullptr; }
   OperandType type() const { return dy != nullptr ? OperandType::kFp8 : OperandType::kBf16; }
@@ -172,8 +172,8 @@ struct KernelParams {
   const float* row_scales;     // of codes: of a, as Fp8Operands or Fp8Columns have them
   const float* column_scales;  // of b
   int64_t row_scales_stride, expert_stride, n_stride, k_stride;  // of Fp8Operands
-  float* partials;  // dprob_partials or square_sums
-  void* workspace;  // of split tiles, or null
+  float* partials;                                               // dprob_partials or square_sums
+  void* workspace;                                               // of split tiles, or null
   int64_t capacity;
   int experts;
   int m_extent;  // rows of an expert's output where that is not its segment (out of a weight gradient)

@@ -60,9 +60,7 @@ struct Config {
   static constexpr int kScaleBytes = kFp8 ? kRowScaleBytes + (kSumOverRows ? kTileN * 4 : 16) : 0;
   static constexpr int kCountedScaleBytes = kSumOverRows ? kScaleBytes : kFp8 ? kRowScaleBytes : 0;
   // Boxes of epilogue staging a consumer warpgroup has, and after them those of held results.
-  static constexpr int kSlots = kHeld   ? (kProduct == Product::kDownDgrad ? 1 : 0)
-                                : kFp32 ? 4
-                                        : 2;
+  static constexpr int kSlots = kHeld ? (kProduct == Product::kDownDgrad ? 1 : 0) : kFp32 ? 4 : 2;
   static constexpr int kHeldBoxes = kHeld ? kTileN / 64 : 0;
   static constexpr int kStagingBytes = (kSlots + kHeldBoxes) * kBoxBytes;
   // Boxes that gate_up is loaded into for its gradient; held results make room for it as they are used up.

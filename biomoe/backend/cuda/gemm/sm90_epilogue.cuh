@@ -218,8 +218,8 @@ __device__ __forceinline__ void store_square_sum(const KernelParams& params,
   }
 }
 
-// Writes the boxes kFirst to kFirst + kHeldBoxes of a tile's results, as `write(box, address)` does, and stores
-// them.
+// Writes the boxes kFirst to kFirst + kHeldBoxes of a tile's results, as `write(box, address)` does, and
+// stores them.
 template <class Config, int kFirst, class Write>
 __device__ __forceinline__ void store_held(const KernelParams& params, const Finished<Config>& finished,
                                            const Staging<Config>& staging, bool add, Write write) {

@@ -117,9 +117,8 @@ __device__ __forceinline__ void load_scales(const KernelParams& params, const Ti
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       const int64_t n = min(tile.n_tile * kBlocks + i, last);
-      load_word(columns + i * 4,
-                params.column_scales + tile.expert * params.expert_stride + n * params.n_stride +
-                    k_block * params.k_stride);
+      load_word(columns + i * 4, params.column_scales + tile.expert * params.expert_stride +
+                                     n * params.n_stride + k_block * params.k_stride);
     }
     arrive_with_words(full);
   }
