@@ -47,6 +47,12 @@ struct NativeRun {
                    {.step = ++steps, .lr = 3e-3, .max_grad_norm = 1.0, .poison_activations = steps == 1});
     return runner->finish_sync();
   }
+  // So that two runs step from the same weights each time: trajectories part.
+  void take_weights(const NativeRun& other) {
+    copy_on_device(model->context(), model->weights_A().data, other.model->weights_A().data,
+                   other.model->weights_A().bytes());
+    device_wait_sync(model->context());
+  }
   // Of a forward pass outside of any step.
   double loss(const Batch& batch) {
     const DeviceBatch& on_device = model->upload(batch);
@@ -84,10 +90,7 @@ TEST_F(CudaNativeFp8, FollowsTheEmulation) {
     double first = 0, last = 0;
     bool same = true;
     for (int step = 0; step < 12; ++step) {
-      // From the same weights each time: trajectories part.
-      copy_on_device(emulated.model->context(), emulated.model->weights_A().data,
-                     native.model->weights_A().data, native.model->weights_A().bytes());
-      device_wait_sync(emulated.model->context());
+      emulated.take_weights(native);
       const StepResult got = native.step({batches_.data(), 1}), want = emulated.step({batches_.data(), 1});
       EXPECT_NEAR(got.lm_loss, want.lm_loss, 1e-2) << "step " << step;
       EXPECT_NEAR(got.grad_norm, want.grad_norm, 5e-2 * want.grad_norm) << "step " << step;
@@ -115,6 +118,7 @@ TEST_F(CudaNativeFp8, RecordedStepsAreThePlainOnes) {
 TEST_F(CudaNativeFp8, MicroBatchesFollowTheEmulation) {
   NativeRun native(false, 2), emulated(true, 2);
   for (int step = 0; step < 4; ++step) {
+    emulated.take_weights(native);
     const StepResult got = native.step(batches_), want = emulated.step(batches_);
     EXPECT_NEAR(got.lm_loss, want.lm_loss, 1e-2) << "step " << step;
     EXPECT_NEAR(got.grad_norm, want.grad_norm, 5e-2 * want.grad_norm) << "step " << step;
