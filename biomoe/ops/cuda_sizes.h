@@ -23,6 +23,9 @@ inline constexpr int64_t kGateUpInterleave = 32;
 // multiples of it.
 inline constexpr int64_t kScaleBlock = 128;
 
+// Codes by column have so many rows, or a multiple.
+inline constexpr int64_t kCodeRowAlignment = 16;
+
 // A weight gradient's product sums the squares of so many rows and columns at a time. Rows are counted in
 // whole tiles.
 inline constexpr int64_t kSquaresRows = 16;

@@ -1,9 +1,26 @@
 #include "biomoe/ops/gemm.h"
 
 #include "biomoe/ops/check_args.h"
+#include "biomoe/ops/check_codes.h"
 #include "biomoe/ops/dispatch_device.h"
 
 namespace biomoe {
+namespace {
+
+void check_operand_codes(const char* op, Device device, const GemmArgs& args) {
+  if (!args.codes && !args.column_codes) return;
+  BM_CHECK(!args.codes || (!args.transpose_a && !args.accumulate && !args.column_codes),
+           "{}: codes of rows and weights, in a product that is no projection or gradient of its rows", op);
+  BM_CHECK(!args.column_codes || (args.transpose_a && !args.transpose_b),
+           "{}: codes by column, in a product that is no weight gradient", op);
+  BM_CHECK(args.c.contiguous(), "{}: c {} with a row stride of {}", op, args.c.shape.str(),
+           args.c.row_stride);
+  const Shape& b = args.b.shape;
+  check_codes(op, device, args.codes, args.a.shape[0], Shape{1, b[0], b[1]}, !args.transpose_b);
+  check_column_codes(op, device, args.column_codes, args.a.shape[0], Shape{1, args.a.shape[1], b[1]});
+}
+
+}  // namespace
 
 void gemm(Context& ctx, const GemmArgs& args) {
   constexpr const char* kOp = "gemm";
@@ -19,6 +36,7 @@ void gemm(Context& ctx, const GemmArgs& args) {
   check_tensor(kOp, "b", args.b, args.a.dtype,
                args.transpose_b ? Shape{columns, inner} : Shape{inner, columns}, Layout::kRows);
   check_tensor(kOp, "c", args.c, args.c.dtype, Shape{rows, columns}, Layout::kRows);
+  check_operand_codes(kOp, ctx.device, args);
   BIOMOE_RUN_ON_DEVICE(gemm, ctx, args);
 }
 

@@ -1,9 +1,9 @@
 #include "biomoe/ops/grouped_gemm.h"
 
 #include "biomoe/ops/check_args.h"
+#include "biomoe/ops/check_codes.h"
 #include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/dispatch_device.h"
-#include "biomoe/ops/quantize.h"
 
 namespace biomoe {
 namespace {
@@ -20,37 +20,6 @@ void check(const char* op, Device device, const GroupedGemmArgs& args) {
   check_tensor(op, "y", args.y_RO, args.x_RI.dtype, Shape{rows, w[1]}, Layout::kRows);
   check_tensor(op, "offsets", args.offsets_E1, DType::kI64, Shape{w[0] + 1});
   if (args.rows_E) check_tensor(op, "rows", args.rows_E, DType::kI32, Shape{w[0]});
-}
-
-// For weights w[e] of [out, in]; `transposed`: their codes are [in, out].
-void check_codes(const char* op, Device device, const BlockScaledCodes& codes, int64_t rows, const Shape& w,
-                 bool transposed) {
-  if (!codes) return;
-  BM_CHECK(device != Device::kCpu, "{}: the CPU multiplies no codes", op);
-  BM_CHECK(w[1] % cuda::kScaleBlock == 0 && w[2] % cuda::kScaleBlock == 0,
-           "{}: codes of weights {}, expected widths that are multiples of {}", op, w.str(),
-           cuda::kScaleBlock);
-  const int64_t n = transposed ? w[2] : w[1], k = transposed ? w[1] : w[2];
-  check_tensor(op, "codes of rows", codes.rows_RK, DType::kU8, Shape{rows, k});
-  check_tensor(op, "scales of rows", codes.row_scales_BR, DType::kF32,
-               Shape{k / cuda::kScaleBlock, row_scales_stride(rows)});
-  check_tensor(op, "codes of weights", codes.weights_ENK, DType::kU8, Shape{w[0], n, k});
-  check_tensor(op, "scales of weights", codes.weight_scales_NB, DType::kF32,
-               Shape{w[0] * (w[1] / cuda::kScaleBlock + 1), w[2] / cuda::kScaleBlock});
-}
-
-void check_column_codes(const char* op, Device device, const ColumnScaledCodes& codes, int64_t rows,
-                        const Shape& w) {
-  if (!codes) return;
-  BM_CHECK(device != Device::kCpu, "{}: the CPU multiplies no codes", op);
-  BM_CHECK(w[1] % cuda::kScaleBlock == 0 && w[2] % cuda::kScaleBlock == 0 && rows % cuda::kScaleBlock == 0,
-           "{}: codes of {} rows for weights {}, expected multiples of {}", op, rows, w.str(),
-           cuda::kScaleBlock);
-  const int64_t blocks = rows / cuda::kScaleBlock;
-  check_tensor(op, "codes of y", codes.y_OR, DType::kU8, Shape{w[1], rows});
-  check_tensor(op, "scales of y", codes.y_scales_BO, DType::kF32, Shape{blocks, w[1]});
-  check_tensor(op, "codes of x", codes.x_IR, DType::kU8, Shape{w[2], rows});
-  check_tensor(op, "scales of x", codes.x_scales_BI, DType::kF32, Shape{blocks, w[2]});
 }
 
 }  // namespace

@@ -4,31 +4,9 @@
 #include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
 #include "biomoe/ops/op_list.h"
+#include "biomoe/ops/scaled_codes.h"
 
 namespace biomoe {
-
-// The operands of a product as E4M3 codes of recipe Float8BlockScaling, on a GPU of compute capability 9.0:
-// rows [R, K], in blocks of 1x128, by weights [E, N, K], in blocks of 128x128, as quantize() writes them. N
-// and K are multiples of 128. Codes stand in the place of the operands themselves, which then only tell
-// shapes and types and are not read. Products of 128 columns are summed in the precision of the tensor cores,
-// these sums in FP32 (docs/numerics.md).
-struct BlockScaledCodes {
-  TensorView rows_RK{};           // u8
-  TensorView row_scales_BR{};     // f32 [K / 128, R rounded up to a multiple of 4]
-  TensorView weights_ENK{};       // u8; for a gradient of rows the transposed weights
-  TensorView weight_scales_NB{};  // f32, of the weights as they lie: not transposed
-  explicit operator bool() const { return static_cast<bool>(rows_RK); }
-};
-
-// The operands of a weight gradient as such codes, in blocks of 128 rows of one column, transposed: as
-// quantize() writes them. `out`, `in` and R are multiples of 128. Summed as above.
-struct ColumnScaledCodes {
-  TensorView y_OR{};         // u8
-  TensorView y_scales_BO{};  // f32 [R / 128, out]
-  TensorView x_IR{};         // u8
-  TensorView x_scales_BI{};  // f32 [R / 128, in]
-  explicit operator bool() const { return static_cast<bool>(y_OR); }
-};
 
 // Rows [offsets[e], offsets[e+1]) of x and y belong to expert e, rows from offsets[E] to R to nobody: they
 // are neither read nor written. w[e] is [out, in]. Experts without rows are legal.

@@ -7,6 +7,7 @@
 #include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
 #include "biomoe/ops/op_list.h"
+#include "biomoe/ops/scaled_codes.h"
 #include "biomoe/quant/block_grid.h"
 #include "biomoe/quant/scaling.h"
 
@@ -48,11 +49,6 @@ struct QuantizeArgs {
   TensorView amax_NB{};         // f32: raised to the largest magnitude of the block, NaN aside
   TensorView dequantized_RC{};  // of x's type, assigned: what the codes stand for, rounded to that type
 };
-
-// Columns of row_scales_BR: as many as the products of codes want.
-constexpr int64_t row_scales_stride(int64_t rows) {
-  return (rows + 3) / 4 * 4;
-}
 
 // The blocks that `args` asks for. On the GPU its offsets are device memory.
 BlockGrid block_grid(const QuantizeArgs& args);

@@ -1,6 +1,7 @@
 // Products of experts on E4M3 codes against the same products in double on what the codes stand for.
 #include <numeric>
 
+#include "biomoe/ops/gemm.h"
 #include "biomoe/ops/grouped_gemm.h"
 #include "biomoe/ops/quantize.h"
 #include "tests/cuda/gpu_test.h"
@@ -411,6 +412,92 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{{5, 3, 1, 64}, 512, 8192},
                     // More tiles than multiprocessors, with epilogues between the products of the next.
                     Case{{2500, 130, 1, 1900}, 1536, 1792, ScaleRule::kPowerOfTwo, 101}));
+
+// The same without experts: gemm() of codes, of rows that fill no tile.
+class CudaCodesGemmTest : public GpuTest, public testing::WithParamInterface<int64_t> {
+ protected:
+  static constexpr int64_t kIn = 384, kOut = 256;
+
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    if (device_info(Device::kCuda).compute_capability != 90) GTEST_SKIP() << "needs compute capability 9.0";
+  }
+  std::unique_ptr<GpuTensor> on_gpu(DType type, const Shape& shape, const std::vector<double>& values) {
+    auto to = std::make_unique<GpuTensor>(ctx(), type, shape);
+    to->set(values);
+    return to;
+  }
+  // c = a b with `args`, into a poisoned matrix.
+  std::vector<double> product(GemmArgs args, const Shape& a, const Shape& b, const Shape& c) {
+    GpuTensor first(ctx(), kType, a), second(ctx(), kType, b), result(ctx(), kType, c);  // poison
+    args.a = first.view();
+    args.b = second.view();
+    args.c = result.view();
+    gemm(ctx(), args);
+    return result.values();
+  }
+};
+
+TEST_P(CudaCodesGemmTest, ForwardAndDgrad) {
+  const int64_t T = GetParam();
+  const Codes w = quantized(normals(1, kOut * kIn, kType, 0.1), kOut, kIn, kOut, {kBlock, kBlock},
+                            ScaleRule::kPowerOfTwo);
+  const auto scales_w = on_gpu(DType::kF32, Shape{kOut / kBlock + 1, kIn / kBlock}, w.scales);
+  for (const bool dgrad : {false, true}) {
+    const int64_t k = dgrad ? kOut : kIn, n = dgrad ? kIn : kOut, blocks = k / kBlock;
+    const Codes x = quantized(normals(2, T * k, kType), T, k, 0, {1, kBlock}, ScaleRule::kPowerOfTwo);
+    std::vector<double> scales(static_cast<size_t>(blocks * row_scales_stride(T)), std::nan(""));
+    for (int64_t r = 0; r < T * blocks; ++r) {
+      scales[static_cast<size_t>(r % blocks * row_scales_stride(T) + r / blocks)] =
+          x.scales[static_cast<size_t>(r)];
+    }
+    const auto codes_x = on_gpu(DType::kU8, Shape{T, k}, x.codes);
+    const auto scales_x = on_gpu(DType::kF32, Shape{blocks, row_scales_stride(T)}, scales);
+    const auto codes_w =
+        on_gpu(DType::kU8, Shape{1, n, k}, dgrad ? transposed(w.codes, 1, kOut, kIn) : w.codes);
+    const std::vector<double> got = product({.a = {},
+                                             .b = {},
+                                             .c = {},
+                                             .transpose_b = !dgrad,
+                                             .codes = {.rows_RK = codes_x->view(),
+                                                       .row_scales_BR = scales_x->view(),
+                                                       .weights_ENK = codes_w->view(),
+                                                       .weight_scales_NB = scales_w->view()}},
+                                            Shape{T, k}, Shape{kOut, kIn}, Shape{T, n});
+    const ref::ExpertSizes sizes{kIn, kOut, {0, T}};
+    EXPECT_CLOSE(got,
+                 dgrad ? ref::grouped_dgrad(sizes, x.values, w.values)
+                       : ref::grouped_forward(sizes, x.values, w.values),
+                 DType::kBF16)
+        << (dgrad ? "dgrad" : "forward");
+  }
+}
+
+TEST_P(CudaCodesGemmTest, Wgrad) {
+  const int64_t T = GetParam();
+  if (T % 16 != 0) GTEST_SKIP() << "codes by column have a multiple of 16 rows";
+  const Codes y = quantized(normals(1, T * kOut, kType), T, kOut, 0, {kBlock, 1}, ScaleRule::kPowerOfTwo);
+  const Codes x = quantized(normals(2, T * kIn, kType), T, kIn, 0, {kBlock, 1}, ScaleRule::kPowerOfTwo);
+  const int64_t blocks = (T + kBlock - 1) / kBlock;
+  const auto codes_y = on_gpu(DType::kU8, Shape{kOut, T}, transposed(y.codes, 1, T, kOut));
+  const auto codes_x = on_gpu(DType::kU8, Shape{kIn, T}, transposed(x.codes, 1, T, kIn));
+  const auto scales_y = on_gpu(DType::kF32, Shape{blocks, kOut}, y.scales);
+  const auto scales_x = on_gpu(DType::kF32, Shape{blocks, kIn}, x.scales);
+  const std::vector<double> got = product({.a = {},
+                                           .b = {},
+                                           .c = {},
+                                           .transpose_a = true,
+                                           .column_codes = {.y_OR = codes_y->view(),
+                                                            .y_scales_BO = scales_y->view(),
+                                                            .x_IR = codes_x->view(),
+                                                            .x_scales_BI = scales_x->view()}},
+                                          Shape{T, kOut}, Shape{T, kIn}, Shape{kOut, kIn});
+  const std::vector<double> zeros(static_cast<size_t>(kOut * kIn), 0.0);
+  EXPECT_CLOSE(got, ref::grouped_wgrad({kIn, kOut, {0, T}}, y.values, x.values, zeros), DType::kBF16);
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, CudaCodesGemmTest, testing::Values(1, 16, 127, 128, 208, 1040));
 
 double CudaBlockScaledTest::mean_error(const Case& c) {
   auto x = row_values(2, c.in, kType), w = normals(1, experts() * c.out * c.in, kType);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "biomoe/backend/cuda/gemm_of_codes.h"
 #include "biomoe/backend/cuda/gemm_plans.h"
 #include "biomoe/backend/cuda/state.h"
 #include "biomoe/core/error.h"
@@ -138,6 +139,7 @@ const GemmPlan& GemmPlans::find_or_make(const DeviceState& state, const GemmKey&
 }
 
 void gemm(Context& ctx, const GemmArgs& args) {
+  if (args.codes || args.column_codes) return gemm_of_codes(ctx, args);
   DeviceState& state = *ctx.state;
   const GemmKey key = key_of(args);
   if (key.rows == 0 || key.columns == 0) return;

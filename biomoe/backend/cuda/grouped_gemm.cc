@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "biomoe/backend/cuda/gemm/grouped_gemm_sm90.h"
+#include "biomoe/backend/cuda/gemm_of_codes.h"
 #include "biomoe/backend/cuda/state.h"
 #include "biomoe/core/error.h"
 #include "biomoe/ops/cuda_sizes.h"
@@ -15,7 +16,7 @@ static_assert(kExpertRowAlignment == sm90::kSegmentRows && kSquaresColumns == sm
 static_assert(kScaleBlock == sm90::kScaleBlock);
 
 // What sm90's kernels ask of every product: the GPU, bf16, rows padded for tiles, and no gaps between rows.
-void check_supported(const char* op, const Context& ctx, const TensorView& x, const TensorView& rows) {
+void check_device(const char* op, const Context& ctx, const TensorView& x) {
   if (ctx.state->compute_capability != 90) {
     throw user_error(
         "{}: the kernels for all experts at once are for compute capability 9.0, and this GPU has "
@@ -27,6 +28,10 @@ void check_supported(const char* op, const Context& ctx, const TensorView& x, co
         "{}: the kernels for all experts at once compute in BF16, not {}; set expert_ffn_mode=loop", op,
         dtype_name(x.dtype));
   }
+}
+
+void check_supported(const char* op, const Context& ctx, const TensorView& x, const TensorView& rows) {
+  check_device(op, ctx, x);
   BM_CHECK(rows, "{}: needs rows (experts' rows padded to {})", op, sm90::kSegmentRows);
 }
 
@@ -189,6 +194,44 @@ void grouped_down_backward(Context& ctx, const GroupedDownBackwardArgs& args) {
   BM_CHECK(partials <= args.dact_RF.bytes() && args.dact_RF.contiguous(),
            "{}: {} bytes of partial sums in {}", kOp, partials, args.dact_RF.bytes());
   run(kOp, ctx, problem);
+}
+
+void gemm_of_codes(Context& ctx, const GemmArgs& args) {
+  constexpr const char* kOp = "gemm";
+  check_device(kOp, ctx, args.a);
+  const int64_t rows = args.a.shape[0];
+  if (rows == 0 && args.column_codes && !args.accumulate) {
+    check(cudaMemsetAsync(args.c.data, 0, args.c.bytes(), ctx.state->stream), kOp);
+  }
+  if (rows == 0) return;
+  const sm90::ExpertRows one{.experts = 1, .capacity = rows};
+  if (args.column_codes) {
+    const bool fp32 = args.c.dtype == DType::kF32;
+    run(kOp, ctx,
+        sm90::WgradProblem{.rows = one,
+                           .in = args.b.shape[1],
+                           .out = args.a.shape[1],
+                           .dw = args.c.data,
+                           .type = fp32 ? sm90::GradientType::kFp32 : sm90::GradientType::kBf16,
+                           .accumulate = args.accumulate,
+                           .fp8 = fp8_columns(args.column_codes)});
+  } else if (args.transpose_b) {
+    run(kOp, ctx,
+        sm90::ForwardProblem{.rows = one,
+                             .in = args.b.shape[1],
+                             .out = args.b.shape[0],
+                             .y = bf16(kOp, args.c),
+                             .workspace = ctx.state->split_workspace,
+                             .fp8 = fp8_operands(args.codes, false)});
+  } else {
+    run(kOp, ctx,
+        sm90::DgradProblem{.rows = one,
+                           .in = args.b.shape[1],
+                           .out = args.b.shape[0],
+                           .dx = bf16(kOp, args.c),
+                           .workspace = ctx.state->split_workspace,
+                           .fp8 = fp8_operands(args.codes, true)});
+  }
 }
 
 }  // namespace biomoe::cuda

@@ -24,6 +24,7 @@ namespace biomoe::cuda::sm90 {
 constexpr int kMaxExperts = 256;
 constexpr int kSegmentRows = 128;  // offsets are multiples of this
 
+// Without offsets and rows_valid there is one expert, and all rows are its real ones, as many as there are.
 struct ExpertRows {
   const int64_t* offsets = nullptr;     // device [E + 1]
   const int32_t* rows_valid = nullptr;  // device [E]
@@ -41,7 +42,7 @@ constexpr int kScaleBlock = 128;  // rows and columns of weights, and columns of
 struct Fp8Operands {
   const uint8_t* rows = nullptr;  // [capacity, K]
   // [K / kScaleBlock, row_scales_stride]: of columns [kScaleBlock b, kScaleBlock b + kScaleBlock) of row r at
-  // [b, r]. The stride is a multiple of 4 and at least capacity.
+  // [b, r]. The stride is a multiple of 4 and at least capacity, without offsets rounded up to kScaleBlock.
   const float* row_scales = nullptr;
   int64_t row_scales_stride = 0;
   const uint8_t* weights = nullptr;  // [E, N, K]
@@ -55,12 +56,12 @@ struct Fp8Operands {
 
 // The operands of a weight gradient as E4M3 codes, transposed so that the rows summed over are contiguous, in
 // blocks of kScaleBlock rows of one column: of columns c and rows from kScaleBlock b the scale is at [b, c].
-// capacity, in and out are multiples of kScaleBlock. Summed as above.
+// in and out are multiples of kScaleBlock, capacity of 16. Summed as above.
 struct Fp8Columns {
   const uint8_t* dy = nullptr;       // [out, capacity]
-  const float* dy_scales = nullptr;  // [capacity / kScaleBlock, out]
+  const float* dy_scales = nullptr;  // [capacity / kScaleBlock rounded up, out]
   const uint8_t* x = nullptr;        // [in, capacity]
-  const float* x_scales = nullptr;   // [capacity / kScaleBlock, in]
+  const float* x_scales = nullptr;   // [capacity / kScaleBlock rounded up, in]
 
   explicit operator bool() const { return dy != nullptr; }
   OperandType type() const { return dy != nullptr ? OperandType::kFp8 : OperandType::kBf16; }

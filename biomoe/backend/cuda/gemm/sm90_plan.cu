@@ -86,7 +86,8 @@ struct PlanBuilder {
   }
 
   void rows(const ExpertRows& rows) {
-    require(rows.offsets != nullptr && rows.rows_valid != nullptr);
+    require(rows.offsets != nullptr ? rows.rows_valid != nullptr
+                                    : rows.rows_valid == nullptr && rows.experts == 1);
     require(rows.experts > 0 && rows.experts <= kMaxExperts);
     require(rows.capacity > 0 && rows.capacity < kMaxExtent);
     params().offsets = rows.offsets;
@@ -126,7 +127,7 @@ struct PlanBuilder {
       map(&params().b, problem.x, {1, rows, problem.in});
       return;
     }
-    require(rows % kScaleBlock == 0 && problem.out % kScaleBlock == 0 && problem.in % kScaleBlock == 0);
+    require(problem.out % kScaleBlock == 0 && problem.in % kScaleBlock == 0);
     require(fp8.dy_scales != nullptr && is_aligned(fp8.dy_scales) && fp8.x_scales != nullptr &&
             is_aligned(fp8.x_scales));
     map(&params().a, fp8.dy, {1, problem.out, rows}, Element::kCode);

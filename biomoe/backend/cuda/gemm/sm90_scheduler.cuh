@@ -74,6 +74,15 @@ struct Tile {
   int split_tile;   // number among those of this launch
 };
 
+// Of an expert. Without offsets all rows are the real ones of one expert.
+__device__ __forceinline__ int64_t segment_begin(const KernelParams& params, int expert) {
+  if (params.offsets != nullptr) return params.offsets[expert];
+  return expert == 0 ? 0 : (params.capacity + kTileM - 1) / kTileM * kTileM;
+}
+__device__ __forceinline__ int valid_rows(const KernelParams& params, int expert) {
+  return params.rows_valid != nullptr ? params.rows_valid[expert] : static_cast<int>(params.capacity);
+}
+
 // Fills unit_begin[0..experts] (shared memory): the first unit of each expert. Called by one full warp.
 template <class Config>
 __device__ void list_units(const KernelParams& params, int32_t* unit_begin) {
@@ -84,7 +93,7 @@ __device__ void list_units(const KernelParams& params, int32_t* unit_begin) {
     const int e = first + lane;
     int32_t units = 0;
     if (e < params.experts) {
-      const int rows = static_cast<int>(params.offsets[e + 1] - params.offsets[e]);
+      const int rows = static_cast<int>(segment_begin(params, e + 1) - segment_begin(params, e));
       if constexpr (Config::kSumOverRows) {
         const int row_tiles = (params.m_extent + kTileM - 1) / kTileM;
         const bool nothing = params.accumulate && rows == 0;
@@ -129,11 +138,11 @@ class TileWalker {
     }
     if (unit >= units) return {.k_blocks = -1};
     while (unit >= unit_begin_[expert_ + 1]) ++expert_;
-    const int64_t segment = params_.offsets[expert_];
-    const int valid = params_.rows_valid[expert_];
+    const int64_t segment = segment_begin(params_, expert_);
+    const int valid = valid_rows(params_, expert_);
     const int row_tiles = Config::kSumOverRows
                               ? (params_.m_extent + kTileM - 1) / kTileM
-                              : static_cast<int>(params_.offsets[expert_ + 1] - segment) / kTileM;
+                              : static_cast<int>(segment_begin(params_, expert_ + 1) - segment) / kTileM;
     const TileGrid<Config::kCluster> grid(row_tiles, params_.n_tiles);
     const TilePosition at = tile_position(grid, unit - unit_begin_[expert_], rank_);
     Tile tile;

@@ -1,0 +1,15 @@
+// Checks of operands that are codes; they throw failure, naming the op. Absent codes are fine.
+#pragma once
+
+#include "biomoe/core/context.h"
+#include "biomoe/ops/scaled_codes.h"
+
+namespace biomoe {
+
+// For weights w[e] of [out, in]; `transposed`: their codes are [in, out].
+void check_codes(const char* op, Device device, const BlockScaledCodes& codes, int64_t rows, const Shape& w,
+                 bool transposed);
+void check_column_codes(const char* op, Device device, const ColumnScaledCodes& codes, int64_t rows,
+                        const Shape& w);
+
+}  // namespace biomoe
