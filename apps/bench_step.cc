@@ -29,6 +29,7 @@ void set_weights(Model& model, Optimizer& optimizer) {
       io.write_sync(spec, std::vector<float>(static_cast<size_t>(spec.num_elements()), 1.0f).data(), arena_A);
     }
   }
+  model.weights_changed();
 }
 
 // What column 0 of a parameter is set to for skewed routing: all tokens share a component of the residual
@@ -67,6 +68,7 @@ void skew_routing(Model& model, Optimizer& optimizer) {
       if (arena_A) io.write_sync(spec, values.data(), arena_A);
     }
   }
+  model.weights_changed();
 }
 
 ModelLimits limits_of(const BenchOptions& options, const Mesh& mesh, int64_t tokens) {

@@ -78,6 +78,7 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
       set_gradient_squares(parameters_, gradient_squares_, layer, block_gradients_.back());
     }
   }
+  set_up_codes();
   act_.blocks.reserve(static_cast<size_t>(config.num_hidden_layers));
   reset_sums();
   in_step_ = false;
@@ -149,6 +150,7 @@ void Model::initialize(uint64_t seed) {
     initial_values(spec, seed, values.data());
     io.write_sync(spec, values.data(), weights_A_);
   }
+  weights_changed();
 }
 
 void Model::poison_activations() {
@@ -157,9 +159,35 @@ void Model::poison_activations() {
   scratch_.poison_free();
 }
 
-void Model::start_step(double grad_scale) {
+void Model::set_up_codes() {
+  weight_codes_.resize(parameters_.specs().size());
+  const ParamSpec* const first = parameters_.specs().data();
+  for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
+    const MoeWeights& moe = block_weights_[static_cast<size_t>(layer)].moe;
+    const auto add = [&](const char* name, const TensorView& weights_EOI, const OperandQuantizer& quantizer) {
+      if (!quantizer.codes) return;
+      const ParamSpec& spec = parameters_.find(fmt::format("model.layers.{}.mlp.experts.{}", layer, name));
+      const auto parameter = static_cast<size_t>(&spec - first);
+      coded_.push_back({parameter, weights_EOI, &quantizer});
+      weight_codes_[parameter] = quantizer.weight_codes();
+    };
+    add("gate_up_proj", moe.gate_up_E2FD, moe.gate_up_quantizer);
+    add("down_proj", moe.down_EDF, moe.down_quantizer);
+  }
+}
+
+void Model::weights_changed() {
+  for (CodedWeights& coded : coded_) coded.current = false;
+}
+
+void Model::start_step(double grad_scale, std::span<const WeightCodes> updated) {
   *mirror_.host(grad_scale_1_).f64() = grad_scale;
   mirror_.push(ctx_);
+  for (CodedWeights& coded : coded_) {
+    coded.updated = !updated.empty() && updated[coded.parameter];
+    if (coded.updated && !coded.current) coded.quantizer->quantize_weights(ctx_, coded.weights_EOI);
+    coded.current = coded.updated;
+  }
 }
 
 void Model::reset_sums() {
@@ -258,11 +286,12 @@ void Model::run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route
   stats.tokens += batch.num_tokens();
 }
 
-// Once a step, since weights change between steps only; outside of one, where they may have changed, every
-// time.
+// Once a step, since weights change between steps only, and what updates write is there already; outside of
+// one, where they may have changed, every time.
 void Model::quantize_weights() {
-  if (!weights_quantized_) {
-    for (const BlockWeights& weights : block_weights_) quantize_expert_weights(ctx_, weights.moe);
+  for (const CodedWeights& coded : coded_) {
+    const bool there = in_step_ && (coded.updated || weights_quantized_);
+    if (!there) coded.quantizer->quantize_weights(ctx_, coded.weights_EOI);
   }
   weights_quantized_ = in_step_;
 }

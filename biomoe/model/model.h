@@ -114,7 +114,14 @@ class Model {
   // A step: start_step, then for each micro-batch upload and forward, loss, backward; then finish_losses.
   // grad_scale multiplies every gradient. Only start_step, upload and finish_sync touch the host's memory:
   // what is between them can be recorded and replayed for batches of the same sizes.
-  void start_step(double grad_scale);
+  // `updated`: empty, or one a parameter: those of weight_codes() that this step's update of the weights
+  // writes, absent for the others, which every step makes for itself. It must be the same for all replays.
+  void start_step(double grad_scale, std::span<const WeightCodes> updated = {});
+
+  // One a parameter: where products read its codes, absent where they read none.
+  std::span<const WeightCodes> weight_codes() const { return weight_codes_; }
+  // Weights were written other than by an update that writes their codes: start_step makes them anew.
+  void weights_changed();
 
   // Copies the batch to the device; `slot` of several micro-batches, each of which keeps its own memory.
   const DeviceBatch& upload(const Batch& batch, int64_t slot = 0);
@@ -177,6 +184,7 @@ class Model {
   void copy_batch(const Batch& batch, int64_t slot);
   void compute_balance_loss(double balance_coef);
   void begin(const DeviceBatch& batch);
+  void set_up_codes();
   void quantize_weights();
   void run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route_only);
   LayerRoutingStats layer_stats(const RoutingStats& stats, int64_t layer) const;
@@ -210,7 +218,18 @@ class Model {
   std::array<std::vector<DeviceBatch>, 2> staged_;
   int turn_ = 0;
   bool in_step_ = false;            // between reset_sums and finish_step
-  bool weights_quantized_ = false;  // the codes of experts' weights are those of the weights
+  bool weights_quantized_ = false;  // in this step
+
+  // Weights that products read codes of.
+  struct CodedWeights {
+    size_t parameter;
+    TensorView weights_EOI;
+    const OperandQuantizer* quantizer;
+    bool updated = false;  // by this step's update, and with it the codes
+    bool current = false;  // the codes are those of the weights, without being made again
+  };
+  std::vector<CodedWeights> coded_;
+  std::vector<WeightCodes> weight_codes_;
 
   Activations act_;  // laid out anew for the tokens of each batch
   BlockInputs inputs_;

@@ -104,11 +104,6 @@ void moe_route(Context& ctx, const MoeWeights& weights, TensorView x_TD, const M
                        .z_sum_1 = stats.z_sum_1});
 }
 
-void quantize_expert_weights(Context& ctx, const MoeWeights& weights) {
-  if (weights.gate_up_quantizer.codes) weights.gate_up_quantizer.quantize_weights(ctx, weights.gate_up_E2FD);
-  if (weights.down_quantizer.codes) weights.down_quantizer.quantize_weights(ctx, weights.down_EDF);
-}
-
 void moe_forward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const MoeWeights& weights,
                  TensorView x_TD, const MoeSaved& saved, const MoeWorkspace& workspace,
                  const LayerRoutingStats& stats, TensorView y_TD) {

@@ -122,9 +122,6 @@ struct LayerRoutingStats {
   TensorView counts_E, prob_sums_E, z_sum_1;
 };
 
-// The weights' codes, where products are native: after every change of the weights and before moe_forward.
-void quantize_expert_weights(Context& ctx, const MoeWeights& weights);
-
 // y_TD = mixture of the experts of x_TD (assigned). Statistics are accumulated.
 void moe_forward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const MoeWeights& weights,
                  TensorView x_TD, const MoeSaved& saved, const MoeWorkspace& workspace,

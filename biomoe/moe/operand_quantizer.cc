@@ -101,6 +101,13 @@ TensorView OperandQuantizer::matrix(Context& ctx, Operand operand, bool sums_ove
   return quantized(ctx, *this, operand, sums_over_rows, x_RC, {});
 }
 
+WeightCodes OperandQuantizer::weight_codes() const {
+  return {.rule = quantization_spec(*config, Operand::kWeight, false).rule,
+          .codes_EOI = codes.weights_EOI,
+          .transposed_EIO = codes.transposed_EIO,
+          .scales_NB = codes.weight_scales_NB};
+}
+
 void OperandQuantizer::quantize_weights(Context& ctx, TensorView w_GOI) const {
   const int64_t experts = w_GOI.shape[0], out = w_GOI.shape[1], in = w_GOI.shape[2];
   BM_CHECK(codes.weights_EOI.shape == w_GOI.shape, "codes {} for weights {}", codes.weights_EOI.shape.str(),

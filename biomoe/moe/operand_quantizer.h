@@ -9,6 +9,7 @@
 
 #include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
+#include "biomoe/ops/adamw.h"
 #include "biomoe/ops/grouped_gemm.h"
 #include "biomoe/quant/recipe.h"
 
@@ -36,7 +37,7 @@ RowCodes allocate_row_codes(TensorAllocator& allocator, int64_t rows, int64_t ou
 
 // Native products: where the codes of a layer are.
 struct LayerCodes {
-  // Of the weights, by quantize_weights() and good until the weights change.
+  // Of the weights, by quantize_weights() or AdamwArgs::codes, and good until the weights change.
   TensorView weights_EOI{};       // u8
   TensorView transposed_EIO{};    // u8; absent where there is no backward
   TensorView weight_scales_NB{};  // f32
@@ -67,7 +68,8 @@ struct OperandQuantizer {
   // The same for a matrix that is one group.
   TensorView matrix(Context& ctx, Operand operand, bool sums_over_rows, TensorView x_RC) const;
 
-  // Native products: the weights' codes.
+  // Native products: where the weights' codes are, and what makes them.
+  WeightCodes weight_codes() const;
   void quantize_weights(Context& ctx, TensorView w_GOI) const;
   // The operands of y = x w^T. Good until the next call of any layer that shares codes.rows, as the next.
   BlockScaledCodes native_forward(Context& ctx, TensorView x_RI, TensorView offsets_G1) const;

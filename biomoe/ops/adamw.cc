@@ -16,6 +16,34 @@ void check_segments(const char* op, std::span<const ArenaSegment> segments, int6
   }
 }
 
+void check_codes(const char* op, const AdamwArgs& args, Device device) {
+  constexpr int64_t kBlock = cuda::kScaleBlock;
+  BM_CHECK(args.codes.empty() || args.codes.size() == args.segments.size(),
+           "{}: codes of {} segments, there are {}", op, args.codes.size(), args.segments.size());
+  for (size_t i = 0; i < args.codes.size(); ++i) {
+    const WeightCodes& codes = args.codes[i];
+    if (!codes) continue;
+    check_rank(op, "codes", codes.codes_EOI, 3);
+    const int64_t experts = codes.codes_EOI.shape[0], out = codes.codes_EOI.shape[1],
+                  in = codes.codes_EOI.shape[2];
+    BM_CHECK(device != Device::kCpu && args.weights_A.dtype == DType::kBF16,
+             "{}: codes are written of bf16 weights on a GPU", op);
+    BM_CHECK(codes.rule == ScaleRule::kFloat || codes.rule == ScaleRule::kPowerOfTwo,
+             "{}: codes of weights have fp32 scales", op);
+    BM_CHECK(out % kBlock == 0 && in % kBlock == 0, "{}: codes of weights {} in blocks of {}x{}", op,
+             codes.codes_EOI.shape.str(), kBlock, kBlock);
+    BM_CHECK(args.segments[i].count == experts * out * in && args.segments[i].begin % 8 == 0,
+             "{}: codes {} of a segment of {} elements from {}", op, codes.codes_EOI.shape.str(),
+             args.segments[i].count, args.segments[i].begin);
+    check_tensor(op, "codes", codes.codes_EOI, DType::kU8, codes.codes_EOI.shape);
+    if (codes.transposed_EIO) {
+      check_tensor(op, "transposed", codes.transposed_EIO, DType::kU8, Shape{experts, in, out});
+    }
+    check_tensor(op, "scales", codes.scales_NB, DType::kF32,
+                 Shape{experts * (out / kBlock + 1), in / kBlock});
+  }
+}
+
 }  // namespace
 
 void sum_squares(Context& ctx, const SumSquaresArgs& args) {
@@ -60,6 +88,7 @@ void adamw(Context& ctx, const AdamwArgs& args) {
   check_tensor(kOp, "exp_avg_sq", args.exp_avg_sq_A, args.exp_avg_A.dtype, shape);
   check_tensor(kOp, "update", args.update_5, DType::kF64, Shape{kNumUpdateValues});
   check_segments(kOp, args.segments, shape[0]);
+  check_codes(kOp, args, ctx.device);
   BM_CHECK(args.beta1 >= 0 && args.beta1 < 1 && args.beta2 >= 0 && args.beta2 < 1,
            "{}: beta1 = {} and beta2 = {}, expected numbers in [0, 1)", kOp, args.beta1, args.beta2);
   BIOMOE_RUN_ON_DEVICE(adamw, ctx, args);

@@ -8,6 +8,7 @@
 #include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
 #include "biomoe/ops/op_list.h"
+#include "biomoe/quant/scaling.h"
 
 namespace biomoe {
 
@@ -64,6 +65,16 @@ constexpr float join_master(uint16_t weight, uint16_t remainder) {
   return std::bit_cast<float>(high << 16 | remainder);
 }
 
+// Where the E4M3 codes of weights [E, O, I] in blocks of 128x128 are, with O and I multiples of 128: what
+// quantize() writes of [E * O, I] in groups of O rows as data_RC, transposed_CR and scales_NB.
+struct WeightCodes {
+  ScaleRule rule = ScaleRule::kFloat;  // of fp32 scales
+  TensorView codes_EOI{};              // u8
+  TensorView transposed_EIO{};         // u8, optional
+  TensorView scales_NB{};              // f32 [E (O / 128 + 1), I / 128]
+  explicit operator bool() const { return static_cast<bool>(codes_EOI); }
+};
+
 // With lr, c1 = 1 - beta1^step, c2 = 1 - beta2^step, the clip factor and `apply` from update_5, for every
 // element of every segment, g = grad * factor:
 //   param -= lr * weight_decay * param  (where decay);  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
@@ -80,6 +91,10 @@ struct AdamwArgs {
   TensorView exp_avg_A;
   TensorView exp_avg_sq_A;
   std::span<const ArenaSegment> segments;
+  // Empty, or one a segment, absent for some: where the codes of the segment's new weights, as they are
+  // stored, are written in the same pass. The segment is the whole of [E, O, I], from a multiple of 8 on;
+  // weights are bf16. On the GPU only.
+  std::span<const WeightCodes> codes{};
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;

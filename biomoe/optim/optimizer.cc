@@ -38,7 +38,7 @@ Optimizer::Exchange Optimizer::lay_out_exchange(TensorAllocator& allocator, size
 
 Optimizer::Optimizer(const ParameterList& parameters, const AdamwConfig& config,
                      const OptimizerOptions& options)
-    : parameters_(parameters), config_(config), world_(options.world) {
+    : parameters_(parameters), config_(config), device_(options.device), world_(options.world) {
   config_.validate();
   if (options.device == Device::kCpu && options.states != OptimizerStates::kFp32) {
     throw user_error("optimizer_states=bf16 needs device=cuda: on the CPU all states are fp32");
@@ -70,7 +70,28 @@ void Optimizer::add_shard(const ArenaRegion& region) {
   }
   // Sums of squares that products made hold only where no other rank adds to the gradients.
   if (region.copies == 1) shard.squares.resize(shard.segments.size());
+  shard.codes.resize(shard.segments.size());
   shards_.push_back(std::move(shard));
+}
+
+size_t Optimizer::parameter_of(const Shard& shard, size_t segment) const {
+  const ParamSpec* const spec = summed_[static_cast<size_t>(shard.first_sum) + segment];
+  return static_cast<size_t>(spec - parameters_.specs().data());
+}
+
+bool Optimizer::writes_codes(size_t parameter) const {
+  constexpr int64_t kVector = 8;  // see AdamwArgs::codes
+  if (device_ == Device::kCpu) return false;
+  for (const Shard& shard : shards_) {
+    for (size_t i = 0; i < shard.segments.size(); ++i) {
+      const ArenaSegment& segment = shard.segments[i];
+      if (parameter_of(shard, i) == parameter && segment.begin % kVector == 0 &&
+          segment.count == parameters_.specs()[parameter].num_elements()) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 void Optimizer::start_step(Context& ctx, double lr) {
@@ -84,12 +105,9 @@ void Optimizer::start_step(Context& ctx, double lr) {
 
 void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3,
                      std::span<const TensorView> squares) {
-  const ParamSpec* const first = parameters_.specs().data();
   for (Shard& shard : shards_) {
-    const auto shard_sums = static_cast<size_t>(shard.first_sum);
     for (size_t i = 0; i < shard.squares.size(); ++i)
-      shard.squares[i] =
-          squares.empty() ? TensorView() : squares[static_cast<size_t>(summed_[shard_sums + i] - first)];
+      shard.squares[i] = squares.empty() ? TensorView() : squares[parameter_of(shard, i)];
     sum_squares(
         ctx, {.x_A = gradients_A.rows(shard.begin, shard.count),
               .segments = shard.segments,
@@ -105,8 +123,11 @@ void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, Tens
                     .apply_1 = exchange_.update_5.rows(kApply, 1)});
 }
 
-void Optimizer::update(Context& ctx, TensorView weights_A, TensorView gradients_A) {
-  for (const Shard& shard : shards_) {
+void Optimizer::update(Context& ctx, TensorView weights_A, TensorView gradients_A,
+                       std::span<const WeightCodes> codes) {
+  for (Shard& shard : shards_) {
+    for (size_t i = 0; i < shard.codes.size(); ++i)
+      shard.codes[i] = codes.empty() ? WeightCodes() : codes[parameter_of(shard, i)];
     const auto state = [&](const TensorView& state_A) {
       return state_A ? state_A.rows(shard.state, shard.count) : TensorView();
     };
@@ -117,6 +138,7 @@ void Optimizer::update(Context& ctx, TensorView weights_A, TensorView gradients_
                 .exp_avg_A = state(exp_avg_A_),
                 .exp_avg_sq_A = state(exp_avg_sq_A_),
                 .segments = shard.segments,
+                .codes = shard.codes,
                 .beta1 = config_.betas[0],
                 .beta2 = config_.betas[1],
                 .eps = config_.eps,

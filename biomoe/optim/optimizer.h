@@ -49,7 +49,12 @@ class Optimizer {
   // squares: see SumSquaresArgs::partials, one a parameter.
   void clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3 = {},
             std::span<const TensorView> squares = {});
-  void update(Context& ctx, TensorView weights_A, TensorView gradients_A);
+  // codes: empty, or one a parameter, absent for all but some of those that writes_codes: where the codes of
+  // its new weights are written (see AdamwArgs::codes).
+  void update(Context& ctx, TensorView weights_A, TensorView gradients_A,
+              std::span<const WeightCodes> codes = {});
+  // Whether update can write codes of the parameter of this number: on a GPU, where this rank owns all of it.
+  bool writes_codes(size_t parameter) const;
   void finish_step(Context& ctx);
 
   double gradient_norm() const;  // before clipping
@@ -76,11 +81,14 @@ class Optimizer {
     int64_t first_sum = 0;         // of sums_S
     std::vector<ArenaSegment> segments{};
     std::vector<TensorView> squares{};  // of each, where no other rank adds to its gradient
+    std::vector<WeightCodes> codes{};   // of each
   };
+  size_t parameter_of(const Shard& shard, size_t segment) const;
   void add_shard(const ArenaRegion& region);
 
   const ParameterList& parameters_;
   AdamwConfig config_;
+  Device device_;
   std::vector<Shard> shards_;
   std::vector<const ParamSpec*> summed_;  // parameter of each of sums_S
   Comm* world_;

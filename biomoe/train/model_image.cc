@@ -125,6 +125,7 @@ void ModelImage::download_sync() {
 void ModelImage::upload_sync() {
   if (model_.limits().device == Device::kCpu) return;
   ParameterIo io(model_.context(), model_.types());
+  model_.weights_changed();
   for (const auto& spec : model_.parameters().specs()) {
     io.write_sync(spec, weights() + spec.offset, model_.weights_A());
     if (!optimizer_) continue;

@@ -14,7 +14,12 @@ StepRunner::StepRunner(Model& model, Optimizer& optimizer, bool record, const Me
       optimizer_(optimizer),
       record_(record && RecordedStep::supported(model.context())),
       wait_limit_s_(wait_limit_s),
-      mesh_(mesh && !mesh->alone() ? mesh : nullptr) {}
+      mesh_(mesh && !mesh->alone() ? mesh : nullptr),
+      codes_(model.weight_codes().begin(), model.weight_codes().end()) {
+  for (size_t parameter = 0; parameter < codes_.size(); ++parameter) {
+    if (!optimizer.writes_codes(parameter)) codes_[parameter] = {};
+  }
+}
 
 void StepRunner::submit(std::span<const Batch> micro_batches, const StepSettings& settings) {
   micro_batches_ = micro_batches;
@@ -42,7 +47,7 @@ void StepRunner::submit(std::span<const Batch> micro_batches, const StepSettings
     sizes_.push_back(result_.tokens);  // auxiliary losses are divided by it
   }
   grad_scale_ = target_weight > 0 ? 1.0 / target_weight : 0.0;
-  model_.start_step(grad_scale_);
+  model_.start_step(grad_scale_, codes_);
   optimizer_.start_step(model_.context(), settings.lr);
   if (!record_) {
     enqueue(uploaded_, settings.max_grad_norm);
@@ -101,7 +106,7 @@ void StepRunner::update(double max_grad_norm) {
   const ParameterList& parameters = model_.parameters();
   if (mesh_) reduce_gradients(ctx, parameters, *mesh_, model_.gradients_A());
   optimizer_.clip(ctx, model_.gradients_A(), max_grad_norm, model_.loss_sums_3(), model_.gradient_squares());
-  optimizer_.update(ctx, model_.weights_A(), model_.gradients_A());
+  optimizer_.update(ctx, model_.weights_A(), model_.gradients_A(), codes_);
   if (mesh_) gather_weights(ctx, parameters, *mesh_, model_.weights_A());
   optimizer_.finish_step(ctx);
 }

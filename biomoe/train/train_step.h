@@ -65,7 +65,8 @@ class StepRunner {
   Optimizer& optimizer_;
   bool record_ = false;
   double wait_limit_s_;
-  const Mesh* mesh_ = nullptr;  // null for a rank that is alone
+  const Mesh* mesh_ = nullptr;      // null for a rank that is alone
+  std::vector<WeightCodes> codes_;  // one a parameter: those that the optimiser writes
   std::map<std::vector<int64_t>, std::optional<RecordedStep>>
       recordings_;  // by the sizes of the micro-batches
   std::vector<const DeviceBatch*> uploaded_;

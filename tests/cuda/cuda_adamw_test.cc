@@ -1,7 +1,7 @@
 #include <numeric>
 
 #include "biomoe/ops/adamw.h"
-
+#include "biomoe/ops/quantize.h"
 #include "tests/cuda/gpu_test.h"
 #include "tests/ref/adamw.h"
 
@@ -146,6 +146,127 @@ TEST_F(CudaAdamwTest, EveryVariantFollowsTheReferenceInItsSegmentsOnly) {
       follow({DType::kBF16, Masters::kF32, grad, moments});
       follow({DType::kBF16, Masters::kRemainder, grad, moments});
       follow({DType::kBF16, Masters::kNone, grad, moments});
+    }
+  }
+}
+
+// Weights [experts, out, in] with what an update makes of them.
+struct CodedState {
+  CodedState(Context& ctx, DType grad_type, DType moments, int64_t elements)
+      : weights(ctx, DType::kBF16, Shape{elements}),
+        master(ctx, DType::kF32, Shape{elements}),
+        remainder(ctx, DType::kU16, Shape{elements}),
+        grad(ctx, grad_type, Shape{elements}),
+        exp_avg(ctx, moments, Shape{elements}),
+        exp_avg_sq(ctx, moments, Shape{elements}) {}
+  std::vector<std::vector<uint8_t>> bytes() {
+    return {weights.bytes(), master.bytes(), remainder.bytes(), exp_avg.bytes(), exp_avg_sq.bytes()};
+  }
+  GpuTensor weights, master, remainder, grad, exp_avg, exp_avg_sq;
+};
+
+// Codes of weights in memory of their own.
+struct CodedWeights {
+  CodedWeights(Context& ctx, int64_t experts, int64_t out, int64_t in, ScaleRule rule, bool transposed)
+      : codes(ctx, DType::kU8, Shape{experts, out, in}),
+        turned(ctx, DType::kU8, Shape{experts, in, out}),
+        scales(ctx, DType::kF32, Shape{experts * (out / 128 + 1), in / 128}) {
+    view = {.rule = rule, .codes_EOI = codes.view(), .scales_NB = scales.view()};
+    if (transposed) view.transposed_EIO = turned.view();
+  }
+  std::vector<std::vector<uint8_t>> bytes() { return {codes.bytes(), turned.bytes(), scales.bytes()}; }
+  GpuTensor codes, turned, scales;
+  WeightCodes view;
+};
+
+void quantize_into(Context& ctx, const TensorView& weights, const WeightCodes& codes) {
+  const Shape& shape = codes.codes_EOI.shape;
+  const Shape matrix{shape[0] * shape[1], shape[2]};
+  QuantizeArgs args{.x_RC = TensorView(weights.data, weights.dtype, matrix)};
+  args.rule = codes.rule;
+  args.block = {128, 128};
+  args.group_rows = shape[1];
+  args.data_RC = TensorView(codes.codes_EOI.data, DType::kU8, matrix);
+  args.scales_NB = codes.scales_NB;
+  if (codes.transposed_EIO) {
+    args.transposed_CR =
+        TensorView(codes.transposed_EIO.data, DType::kU8, Shape{shape[0] * shape[2], shape[1]});
+  }
+  quantize(ctx, args);
+}
+
+// Codes are those of quantize() in every byte, and what is updated is what it is without them.
+TEST_F(CudaAdamwTest, WritesTheCodesOfTheNewWeights) {
+  constexpr int64_t kBig = 3 * 256 * 384, kSmall = 128 * 128;
+  const std::vector<ArenaSegment> segments = {
+      {8, kBig, true}, {kBig + 9, 100, true}, {kBig + 112, 0, false}, {kBig + 112, kSmall, false}};
+  constexpr int64_t kAll = kBig + 112 + kSmall + 5;
+  for (const Masters masters : {Masters::kNone, Masters::kF32, Masters::kRemainder}) {
+    for (const DType grad : kComputeTypes) {
+      for (const DType moments : kComputeTypes) {
+        SCOPED_TRACE(fmt::format("masters {}, gradients {}, moments {}", static_cast<int>(masters),
+                                 dtype_name(grad), dtype_name(moments)));
+        CodedState plain(ctx(), grad, moments, kAll), coded(ctx(), grad, moments, kAll);
+        CodedWeights big(ctx(), 3, 256, 384, ScaleRule::kFloat, true);
+        CodedWeights small(ctx(), 1, 128, 128, ScaleRule::kPowerOfTwo, false);
+        GpuTensor update(ctx(), DType::kF64, Shape{kNumUpdateValues});
+        auto start = normals(1, kAll, DType::kF32, 0.02), gradient = normals(2, kAll, grad);
+        for (int64_t row = 0; row < 128; ++row) {  // a block of zeros
+          std::fill_n(start.begin() + 8 + row * 384, 128, 0.0);
+          std::fill_n(gradient.begin() + 8 + row * 384, 128, 0.0);
+        }
+        start[8 + 128 * 384] = 1e30;
+        start[8 + 130 * 384] = 1e-40;
+        gradient[8 + 256 * 384] = INFINITY;  // leaves NaN
+        const auto arguments = [&](CodedState& state) {
+          std::vector<double> high, low;
+          for (const double value : start) {
+            const SplitMaster split = split_master(static_cast<float>(value));
+            high.push_back(static_cast<double>(float_from_bf16(split.weight)));
+            low.push_back(split.remainder);
+          }
+          state.weights.set(high);
+          state.master.set(start);
+          state.remainder.set(low);
+          state.grad.set(gradient);
+          state.exp_avg.fill(0);
+          state.exp_avg_sq.fill(0);
+          return AdamwArgs{
+              .weights_A = state.weights.view(),
+              .master_A = masters == Masters::kF32 ? state.master.view() : TensorView(),
+              .remainder_A = masters == Masters::kRemainder ? state.remainder.view() : TensorView(),
+              .grad_A = state.grad.view(),
+              .exp_avg_A = state.exp_avg.view(),
+              .exp_avg_sq_A = state.exp_avg_sq.view(),
+              .segments = segments,
+              .beta1 = kRule.beta1,
+              .beta2 = kRule.beta2,
+              .eps = kRule.eps,
+              .weight_decay = kRule.weight_decay,
+              .update_5 = update.view()};
+        };
+        const AdamwArgs without = arguments(plain);
+        AdamwArgs with = arguments(coded);
+        const std::vector<WeightCodes> codes = {big.view, {}, {}, small.view};
+        with.codes = codes;
+        const auto untouched = big.bytes();
+        update.set(update_of(1, 0));
+        adamw(ctx(), with);
+        EXPECT_EQ(big.bytes(), untouched);
+        for (int64_t step = 1; step <= 2; ++step) {
+          update.set(update_of(step, 1));
+          adamw(ctx(), without);
+          adamw(ctx(), with);
+          ASSERT_EQ(coded.bytes(), plain.bytes());
+          CodedWeights want_big(ctx(), 3, 256, 384, ScaleRule::kFloat, true);
+          CodedWeights want_small(ctx(), 1, 128, 128, ScaleRule::kPowerOfTwo, false);
+          quantize_into(ctx(), plain.weights.view().rows(8, kBig), want_big.view);
+          quantize_into(ctx(), plain.weights.view().rows(kBig + 112, kSmall), want_small.view);
+          ASSERT_EQ(big.bytes(), want_big.bytes());
+          ASSERT_EQ(small.bytes(), want_small.bytes());
+        }
+        EXPECT_NE(big.bytes(), untouched);
+      }
     }
   }
 }

@@ -125,6 +125,66 @@ TEST_F(CudaNativeFp8, MicroBatchesFollowTheEmulation) {
   }
 }
 
+std::vector<uint8_t> code_bytes(Model& model) {
+  std::vector<uint8_t> all;
+  for (const WeightCodes& codes : model.weight_codes()) {
+    if (!codes) continue;
+    for (const TensorView& view : {codes.codes_EOI, codes.transposed_EIO}) {
+      const size_t begin = all.size();
+      all.resize(begin + view.bytes());
+      copy_to_host(model.context(), all.data() + begin, view.data, view.bytes());
+    }
+  }
+  device_wait_sync(model.context());
+  return all;
+}
+
+// The update leaves the codes of the weights that it leaves: a pass outside of a step makes them from these.
+TEST_F(CudaNativeFp8, TheUpdateWritesTheCodesOfTheNewWeights) {
+  for (const bool record : {false, true}) {
+    NativeRun run(false, 1, record);
+    for (int step = 0; step < 4; ++step) {
+      const std::vector<uint8_t> before = code_bytes(*run.model);
+      run.step({batches_.data(), 1});
+      const std::vector<uint8_t> after = code_bytes(*run.model);
+      ASSERT_FALSE(after.empty());
+      EXPECT_NE(after, before) << "step " << step;
+      run.loss(batches_[0]);
+      EXPECT_EQ(code_bytes(*run.model), after) << "step " << step;
+    }
+  }
+}
+
+TEST_F(CudaNativeFp8, WeightsThatAreLoadedGetTheirCodes) {
+  for (const bool record : {false, true}) {
+    NativeRun run(false, 1, record), fresh(false, 1, record);
+    for (int step = 0; step < 3; ++step) run.step({batches_.data(), 1});
+    for (NativeRun* loaded : {&run, &fresh}) {
+      ModelImage image(*loaded->model, loaded->optimizer.get());
+      image.initialize(11);
+      image.upload_sync();
+    }
+    EXPECT_EQ(run.step({batches_.data(), 1}).lm_loss, fresh.step({batches_.data(), 1}).lm_loss);
+  }
+}
+
+// Of a parameter that ranks update in parts none of them has all of the new weights in its update.
+TEST_F(CudaNativeFp8, CodesAreWrittenOfParametersThatARankUpdatesWhole) {
+  const auto coded = [](const MeshPlace& place) {
+    const ParameterList parameters(native_config(), place);
+    const Optimizer optimizer(parameters, AdamwConfig{}, {.device = Device::kCuda});
+    int64_t experts = 0;
+    for (size_t i = 0; i < parameters.specs().size(); ++i) {
+      if (parameters.specs()[i].kind == ParamKind::kExpert && optimizer.writes_codes(i)) ++experts;
+    }
+    return experts;
+  };
+  const int64_t all = 2 * native_config().num_hidden_layers;
+  EXPECT_EQ(coded({}), all);
+  EXPECT_EQ(coded({.size = {.dp = 1, .ep = 2}}), all);
+  EXPECT_LT(coded({.size = {.dp = 2, .ep = 1}}), all);
+}
+
 // After a step, recorded ones too, a forward pass sees the weights that the next step starts from.
 TEST_F(CudaNativeFp8, PassesBetweenStepsSeeTheNewWeights) {
   for (const bool record : {false, true}) {

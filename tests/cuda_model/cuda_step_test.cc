@@ -264,6 +264,7 @@ TEST(CudaStep, AFaultStopsBeforeTheUpdateAndIsNamed) {
   ParameterIo io(run.model->context(), run.model->types());
   const std::vector<float> bad(static_cast<size_t>(spec.num_elements()), NAN);
   io.write_sync(spec, bad.data(), run.model->weights_A());
+  run.model->weights_changed();
   const std::vector<float> before = run.weights();
   try {
     run.step(runner, {&batch, 1}, 5);

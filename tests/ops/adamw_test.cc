@@ -92,6 +92,27 @@ TEST(AdamwTest, FollowsTheReferenceOverStepsInItsSegmentsOnly) {
   }
 }
 
+TEST(AdamwTest, CodesAreWrittenOnAGpuOnly) {
+  TestContext ctx(1);
+  constexpr int64_t kWeights = 128 * 128;
+  Tensor<float> param(Shape{kWeights}), grad = param, exp_avg = param, exp_avg_sq = param,
+                                        scales(Shape{2, 1});
+  std::vector<uint8_t> codes(kWeights);
+  Tensor<double> update = update_values(1);
+  const std::vector<ArenaSegment> segments = {{0, kWeights, true}};
+  const std::vector<WeightCodes> none(1),
+      one = {{.codes_EOI = TensorView(codes.data(), DType::kU8, Shape{1, 128, 128}),
+              .scales_NB = scales.view()}};
+  for (Tensor<float>* tensor : {&param, &grad, &exp_avg, &exp_avg_sq}) tensor->fill(1);
+  AdamwArgs args = arguments(param, grad, exp_avg, exp_avg_sq, update);
+  args.segments = segments;
+  args.codes = none;
+  adamw(*ctx, args);
+  EXPECT_NE(param.at(0), 1.0f);
+  args.codes = one;
+  EXPECT_THROW(adamw(*ctx, args), Error);
+}
+
 TEST(AdamwTest, LateStepsHaveNoBiasCorrectionAndZeroGradientsOnlyDecay) {
   TestContext ctx(1);
   Tensor<float> param(Shape{kElements}), grad = param, exp_avg = param, exp_avg_sq = param;

@@ -3,6 +3,7 @@
 #include <span>
 
 #include "biomoe/backend/cuda/device/reduce.cuh"
+#include "biomoe/backend/cuda/device/tile.cuh"
 #include "biomoe/backend/cuda/device/vector.cuh"
 #include "biomoe/backend/cuda/launch.h"
 #include "biomoe/ops/cuda_sizes.h"
@@ -65,17 +66,17 @@ __device__ __forceinline__ void for_each_element(const BlockRange& range, const 
 }
 
 // Calls launch(table, index of its first segment) for every table that the segments fill. Segments for which
-// `absent` (empty, or one a segment) has a tensor count as empty.
-template <typename Launch>
-void for_each_table(std::span<const ArenaSegment> segments, int64_t block_groups, const Launch& launch,
-                    std::span<const TensorView> absent = {}) {
+// `elsewhere` (empty, or one a segment) has something count as empty.
+template <typename Elsewhere, typename Launch>
+void for_each_table(std::span<const ArenaSegment> segments, std::span<const Elsewhere> elsewhere,
+                    int64_t block_groups, const Launch& launch) {
   for (size_t base = 0; base < segments.size(); base += SegmentTable::kMax) {
     SegmentTable table;
     int64_t blocks = 0;
     const size_t end = std::min(segments.size(), base + SegmentTable::kMax);
     for (size_t i = base; i < end; ++i) {
       ArenaSegment segment = segments[i];
-      if (!absent.empty() && absent[i]) segment.count = 0;
+      if (!elsewhere.empty() && elsewhere[i]) segment.count = 0;
       // An empty one has no block; the search for a block then ends at the next that has.
       table.entries[table.count++] = {segment.begin, segment.begin + segment.count,
                                       static_cast<int32_t>(blocks), segment.decay};
@@ -210,16 +211,16 @@ __device__ __forceinline__ float updated(const Coefficients& c, float param, flo
   return kept - c.step_size * (exp_avg / (sqrtf(exp_avg_sq) * c.inverse_root + c.eps));
 }
 
-// Eight 16-bit words in one access.
 template <int V>
-__device__ __forceinline__ void store_words(uint16_t* to, const uint16_t (&words)[V]) {
+__device__ __forceinline__ Pack<bf16, V> pack_bits(const uint16_t (&bits)[V]) {
+  Pack<bf16, V> pack;
   if constexpr (V == 1) {
-    *to = words[0];
+    pack.value = __ushort_as_bfloat16(bits[0]);
   } else {
-    static_assert(V == 8, "one access");
-    const auto pair = [&](int i) { return unsigned{words[i]} | unsigned{words[i + 1]} << 16; };
-    __stcs(reinterpret_cast<uint4*>(to), make_uint4(pair(0), pair(2), pair(4), pair(6)));
+#pragma unroll
+    for (int i = 0; i < V / 2; ++i) pack.words[i] = unsigned{bits[2 * i]} | unsigned{bits[2 * i + 1]} << 16;
   }
+  return pack;
 }
 
 enum class Master { kNone, kF32, kRemainder };
@@ -234,41 +235,58 @@ struct Pointers {
   S* exp_avg_sq;
 };
 
-// V elements from `at`, with V = 1 at the ends of a segment.
+// V elements as they are before the update.
 template <int V, Master kMaster, typename W, typename G, typename S>
-__device__ __forceinline__ void update_elements(const Pointers<W, G, S>& p, const Coefficients& c,
-                                                int64_t at) {
+struct Elements {
+  Pack<G, V> grad;
+  Pack<S, V> exp_avg, exp_avg_sq;
+  Pack<std::conditional_t<kMaster == Master::kF32, float, W>, V> param;
+  Pack<bf16, V> remainder;  // 16-bit words, of which Pack needs only the bits
+};
+
+// From `at`, with V = 1 at the ends of a segment.
+template <int V, Master kMaster, typename W, typename G, typename S>
+__device__ __forceinline__ Elements<V, kMaster, W, G, S> load_elements(const Pointers<W, G, S>& p,
+                                                                       int64_t at) {
   constexpr Reuse kOnce = Reuse::kStream;
-  const Pack<G, V> grad = load<V, kOnce>(p.grad + at);
-  const Pack<S, V> old_avg = load<V, kOnce>(p.exp_avg + at), old_avg_sq = load<V, kOnce>(p.exp_avg_sq + at);
-  float param[V], exp_avg[V], exp_avg_sq[V];
+  Elements<V, kMaster, W, G, S> e;
+  e.grad = load<V, kOnce>(p.grad + at);
+  e.exp_avg = load<V, kOnce>(p.exp_avg + at);
+  e.exp_avg_sq = load<V, kOnce>(p.exp_avg_sq + at);
   if constexpr (kMaster == Master::kF32) {
-    const Pack<float, V> master = load<V, kOnce>(p.master + at);
-#pragma unroll
-    for (int j = 0; j < V; ++j) param[j] = master[j];
-  } else if constexpr (kMaster == Master::kRemainder) {
-    // 16-bit words, of which Pack needs only the bits.
-    const auto weight = load<V, kOnce>(reinterpret_cast<const bf16*>(p.weights) + at);
-    const auto low = load<V, kOnce>(reinterpret_cast<const bf16*>(p.remainder) + at);
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      param[j] = join_master(static_cast<uint16_t>(__float_as_uint(weight[j]) >> 16),
-                             static_cast<uint16_t>(__float_as_uint(low[j]) >> 16));
-    }
+    e.param = load<V, kOnce>(p.master + at);
   } else {
-    const Pack<W, V> weight = load<V, kOnce>(p.weights + at);
-#pragma unroll
-    for (int j = 0; j < V; ++j) param[j] = weight[j];
+    e.param = load<V, kOnce>(p.weights + at);
   }
+  if constexpr (kMaster == Master::kRemainder) {
+    e.remainder = load<V, kOnce>(reinterpret_cast<const bf16*>(p.remainder) + at);
+  }
+  return e;
+}
+
+// Returns the new weights, as they are stored.
+template <int V, Master kMaster, typename W, typename G, typename S>
+__device__ __forceinline__ Pack<W, V> update_elements(const Pointers<W, G, S>& p, const Coefficients& c,
+                                                      int64_t at, const Elements<V, kMaster, W, G, S>& e) {
+  constexpr Reuse kOnce = Reuse::kStream;
+  float param[V], exp_avg[V], exp_avg_sq[V];
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    exp_avg[j] = old_avg[j];
-    exp_avg_sq[j] = old_avg_sq[j];
-    param[j] = updated(c, param[j], grad[j], exp_avg[j], exp_avg_sq[j]);
+    param[j] = e.param[j];
+    if constexpr (kMaster == Master::kRemainder) {
+      param[j] = join_master(static_cast<uint16_t>(__float_as_uint(e.param[j]) >> 16),
+                             static_cast<uint16_t>(__float_as_uint(e.remainder[j]) >> 16));
+    }
+    exp_avg[j] = e.exp_avg[j];
+    exp_avg_sq[j] = e.exp_avg_sq[j];
+    param[j] = updated(c, param[j], e.grad[j], exp_avg[j], exp_avg_sq[j]);
   }
   store<kOnce>(p.exp_avg + at, exp_avg);
   store<kOnce>(p.exp_avg_sq + at, exp_avg_sq);
-  if constexpr (kMaster != Master::kNone) {
+  Pack<W, V> weights;
+  if constexpr (kMaster == Master::kNone) {
+    weights.set(param);
+  } else {
     uint16_t high[V], low[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -276,15 +294,15 @@ __device__ __forceinline__ void update_elements(const Pointers<W, G, S>& p, cons
       high[j] = split.weight;
       low[j] = split.remainder;
     }
-    store_words<V>(reinterpret_cast<uint16_t*>(p.weights) + at, high);
+    weights = pack_bits<V>(high);
     if constexpr (kMaster == Master::kRemainder) {
-      store_words<V>(p.remainder + at, low);
+      store<kOnce>(reinterpret_cast<bf16*>(p.remainder) + at, pack_bits<V>(low));
     } else {
       store<kOnce>(p.master + at, param);
     }
-  } else {
-    store<kOnce>(p.weights + at, param);
   }
+  store<kOnce>(p.weights + at, weights);
+  return weights;
 }
 
 template <Master kMaster, typename W, typename G, typename S>
@@ -298,8 +316,71 @@ __global__ __launch_bounds__(kThreads) void adamw_kernel(const __grid_constant__
   __syncthreads();
   const Coefficients c = shared;
   for_each_element<1>(
-      range, [&](int64_t i) { update_elements<kVector, kMaster>(p, c, i); },
-      [&](int64_t i) { update_elements<1, kMaster>(p, c, i); });
+      range, [&](int64_t i) { update_elements(p, c, i, load_elements<kVector, kMaster>(p, i)); },
+      [&](int64_t i) { update_elements(p, c, i, load_elements<1, kMaster>(p, i)); });
+}
+
+// Where codes of weights [experts, out, in] go (see WeightCodes).
+struct CodePointers {
+  ScaleRule rule;
+  uint8_t* codes;
+  uint8_t* transposed;
+  float* scales;
+  int64_t out, in;
+};
+
+// A tile of 128 x 128 of a segment's weights, which is one block of their codes. The pointers are to the
+// segment. The new weights wait for their scale in shared memory, each where its own thread finds it again:
+// in registers they would leave room for fewer blocks on a multiprocessor.
+template <Master kMaster, typename G, typename S>
+__global__ __launch_bounds__(kTileThreads, kMaster == Master::kNone ? 4 : 3) void adamw_codes_kernel(
+    Pointers<bf16, G, S> p, CodePointers to, Rule rule, bool decay, const double* update) {
+  using Tile = TileShape<128>;
+  __shared__ Coefficients c;
+  __shared__ union {
+    Pack<bf16, 8> held[8][kTileThreads];
+    TransposedTile transposed;
+  } memory;
+  const auto tiles = static_cast<unsigned>(to.in / 128);
+  const int64_t tile_row = blockIdx.x / tiles, tile_column = blockIdx.x % tiles;
+  const int64_t first = (tile_row * 128 + Tile::row(0)) * to.in + tile_column * 128 + Tile::vector() * 8;
+  const auto at = [&](int i) { return first + Tile::step(i) * to.in; };
+  if (update[kApply] == 0.0) return;
+  if (threadIdx.x == 0) c = coefficients(rule, update, decay);
+  __syncthreads();
+  Pack<bf16, 8> amax{};
+#pragma unroll 1
+  for (int i = 0; i < 8; ++i) {
+    const Pack<bf16, 8> weights = update_elements(p, c, at(i), load_elements<8, kMaster>(p, at(i)));
+    raise(amax, weights);
+    memory.held[i][threadIdx.x] = weights;
+  }
+  const BlockScale scale = block_scale(block_max(largest_magnitude(amax)), Fp8Format::kE4M3, to.rule);
+  const int64_t expert = tile_row * 128 / to.out;
+  if (threadIdx.x == 0) to.scales[(tile_row + expert) * tiles + tile_column] = scale.inverse;
+  float multiply[8];
+#pragma unroll
+  for (float& value : multiply) value = scale.multiply;
+  uint2 codes[2][4];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const Pack<bf16, 8> weights = memory.held[i][threadIdx.x];
+    float values[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) values[j] = weights[j];
+    codes[i / 4][i % 4] = encode_eight<Fp8Format::kE4M3>(values, multiply);
+    *reinterpret_cast<uint2*>(to.codes + at(i)) = codes[i / 4][i % 4];
+  }
+  if (!to.transposed) return;
+  __syncthreads();
+#pragma unroll
+  for (int quad = 0; quad < 2; ++quad) {
+    memory.transposed.put(Tile::vector(), Tile::quad(4 * quad), codes[quad]);
+  }
+  __syncthreads();
+  memory.transposed.write(
+      to.transposed + (expert * to.in + tile_column * 128 - expert) * to.out + tile_row * 128, to.out, 128,
+      128);
 }
 
 void check_aligned(const char* op, std::initializer_list<TensorView> views) {
@@ -309,18 +390,66 @@ void check_aligned(const char* op, std::initializer_list<TensorView> views) {
   }
 }
 
-template <Master kMaster, typename W>
-void launch_adamw(const Context& ctx, const AdamwArgs& args, const SegmentTable& table) {
-  const Rule rule{args.beta1, args.beta2, args.eps, args.weight_decay};
+// body(pointers) of the types of the gradients and the moments.
+template <typename W, typename Body>
+void with_pointers(const AdamwArgs& args, const Body& body) {
   with_type(args.grad_A.dtype, [&](auto grad_type) {
     using G = decltype(grad_type);
     with_type(args.exp_avg_A.dtype, [&](auto state_type) {
       using S = decltype(state_type);
-      const Pointers<W, G, S> p{data_of<W>(args.weights_A),          args.master_A.f32(),
-                                data_of<uint16_t>(args.remainder_A), data_of<G>(args.grad_A),
-                                data_of<S>(args.exp_avg_A),          data_of<S>(args.exp_avg_sq_A)};
-      adamw_kernel<kMaster, W, G, S><<<static_cast<unsigned>(table.blocks), kThreads, 0, stream_of(ctx)>>>(
-          table, p, rule, args.update_5.f64());
+      body(Pointers<W, G, S>{data_of<W>(args.weights_A), args.master_A.f32(),
+                             data_of<uint16_t>(args.remainder_A), data_of<G>(args.grad_A),
+                             data_of<S>(args.exp_avg_A), data_of<S>(args.exp_avg_sq_A)});
+    });
+  });
+}
+
+// body(std::integral_constant<Master, M>), for bf16 weights.
+template <typename Body>
+void with_master(const AdamwArgs& args, const Body& body) {
+  if (args.master_A) {
+    body(std::integral_constant<Master, Master::kF32>{});
+  } else if (args.remainder_A) {
+    body(std::integral_constant<Master, Master::kRemainder>{});
+  } else {
+    body(std::integral_constant<Master, Master::kNone>{});
+  }
+}
+
+Rule rule_of(const AdamwArgs& args) {
+  return {args.beta1, args.beta2, args.eps, args.weight_decay};
+}
+
+template <Master kMaster, typename W>
+void launch_adamw(const Context& ctx, const AdamwArgs& args, const SegmentTable& table) {
+  with_pointers<W>(args, [&](const auto& p) {
+    adamw_kernel<kMaster><<<static_cast<unsigned>(table.blocks), kThreads, 0, stream_of(ctx)>>>(
+        table, p, rule_of(args), args.update_5.f64());
+  });
+  check_launch("adamw");
+}
+
+void launch_adamw_codes(const Context& ctx, const AdamwArgs& args, const ArenaSegment& segment,
+                        const WeightCodes& codes) {
+  const Shape& shape = codes.codes_EOI.shape;
+  const CodePointers to{codes.rule,
+                        data_of<uint8_t>(codes.codes_EOI),
+                        data_of<uint8_t>(codes.transposed_EIO),
+                        codes.scales_NB.f32(),
+                        shape[1],
+                        shape[2]};
+  const int64_t tiles = shape[0] * (shape[1] / kScaleBlock) * (shape[2] / kScaleBlock);
+  if (tiles == 0) return;
+  AdamwArgs own = args;
+  for (TensorView* view :
+       {&own.weights_A, &own.master_A, &own.remainder_A, &own.grad_A, &own.exp_avg_A, &own.exp_avg_sq_A}) {
+    if (*view) *view = view->rows(segment.begin, segment.count);
+  }
+  with_master(own, [&](auto master) {
+    with_pointers<bf16>(own, [&](const auto& p) {
+      adamw_codes_kernel<decltype(master)::value>
+          <<<static_cast<unsigned>(tiles), kTileThreads, 0, stream_of(ctx)>>>(
+              p, to, rule_of(own), segment.decay, own.update_5.f64());
     });
   });
   check_launch("adamw");
@@ -331,24 +460,23 @@ void launch_adamw(const Context& ctx, const AdamwArgs& args, const SegmentTable&
 void sum_squares(Context& ctx, const SumSquaresArgs& args) {
   check_aligned("sum_squares", {args.x_A});
   Arena& scratch = scratch_of(ctx, "sum_squares");
-  for_each_table(
-      args.segments, kSquaresBlockElements / kVector,
-      [&](const SegmentTable& table, size_t first) {
-        const ArenaScope scope(scratch);
-        double* partials = scratch.tensor(DType::kF64, Shape{table.blocks}).f64();
-        if (table.blocks > 0) {
-          with_type(args.x_A.dtype, [&](auto type) {
-            using T = decltype(type);
-            squares_kernel<T><<<static_cast<unsigned>(table.blocks), kThreads, 0, stream_of(ctx)>>>(
-                table, data_of<T>(args.x_A), partials);
-          });
-          check_launch("sum_squares");
-        }
-        segment_sums_kernel<<<static_cast<unsigned>(table.count), kThreads, 0, stream_of(ctx)>>>(
-            table, partials, args.sums_S.f64() + first);
-        check_launch("sum_squares");
-      },
-      args.partials);
+  for_each_table(args.segments, args.partials, kSquaresBlockElements / kVector,
+                 [&](const SegmentTable& table, size_t first) {
+                   const ArenaScope scope(scratch);
+                   double* partials = scratch.tensor(DType::kF64, Shape{table.blocks}).f64();
+                   if (table.blocks > 0) {
+                     with_type(args.x_A.dtype, [&](auto type) {
+                       using T = decltype(type);
+                       squares_kernel<T>
+                           <<<static_cast<unsigned>(table.blocks), kThreads, 0, stream_of(ctx)>>>(
+                               table, data_of<T>(args.x_A), partials);
+                     });
+                     check_launch("sum_squares");
+                   }
+                   segment_sums_kernel<<<static_cast<unsigned>(table.count), kThreads, 0, stream_of(ctx)>>>(
+                       table, partials, args.sums_S.f64() + first);
+                   check_launch("sum_squares");
+                 });
   add_partials(ctx, args);
 }
 
@@ -364,18 +492,16 @@ void adamw(Context& ctx, const AdamwArgs& args) {
                           args.exp_avg_sq_A});
   const bool half = args.weights_A.dtype == DType::kBF16;
   BM_CHECK(half || !(args.master_A || args.remainder_A), "adamw: F32 weights are their own master");
-  for_each_table(args.segments, kAdamwBlockElements / kVector, [&](const SegmentTable& table, size_t) {
-    if (table.blocks == 0) return;
-    if (!half) {
-      launch_adamw<Master::kNone, float>(ctx, args, table);
-    } else if (args.master_A) {
-      launch_adamw<Master::kF32, bf16>(ctx, args, table);
-    } else if (args.remainder_A) {
-      launch_adamw<Master::kRemainder, bf16>(ctx, args, table);
-    } else {
-      launch_adamw<Master::kNone, bf16>(ctx, args, table);
-    }
-  });
+  for (size_t i = 0; i < args.codes.size(); ++i) {
+    if (args.codes[i]) launch_adamw_codes(ctx, args, args.segments[i], args.codes[i]);
+  }
+  for_each_table(
+      args.segments, args.codes, kAdamwBlockElements / kVector, [&](const SegmentTable& table, size_t) {
+        if (table.blocks == 0) return;
+        if (!half) return launch_adamw<Master::kNone, float>(ctx, args, table);
+        with_master(args,
+                    [&](auto master) { launch_adamw<decltype(master)::value, bf16>(ctx, args, table); });
+      });
 }
 
 }  // namespace biomoe::cuda

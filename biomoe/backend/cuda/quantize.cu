@@ -147,19 +147,6 @@ __global__ __launch_bounds__(kThreads) void row_blocks_kernel(Operands<T> op) {
   }
 }
 
-// The largest of a block of threads, in all of them.
-__device__ __forceinline__ float block_max(float value) {
-  __shared__ float parts[kWarps];
-  value = warp_max(value);
-  if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  float largest = parts[0];
-#pragma unroll
-  for (int warp = 1; warp < kWarps; ++warp) largest = fmaxf(largest, parts[warp]);
-  __syncthreads();
-  return largest;
-}
-
 // Where codes of group `group`'s row are in the transposed codes: [column] at column * rows of a group.
 template <typename T>
 __device__ __forceinline__ uint8_t* transposed_codes(const Operands<T>& op, int64_t group, int64_t row,

@@ -70,6 +70,11 @@ struct Fixture {
   Context ctx;
 };
 
+TEST(Optimizer, WritesNoCodesOnTheCpu) {
+  const Fixture f(AdamwConfig{});
+  for (size_t i = 0; i < f.parameters.specs().size(); ++i) EXPECT_FALSE(f.optimizer.writes_codes(i));
+}
+
 // One element of AdamW in double: Loshchilov and Hutter (2019), algorithm 2, decay on the weight before.
 struct Element {
   double weight = 0, mean = 0, square = 0;

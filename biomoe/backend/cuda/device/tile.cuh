@@ -67,6 +67,19 @@ __device__ __forceinline__ float largest_magnitude(const Pack<T, 8>& x) {
   return sizeof(T) == 2 ? fmaxf(largest, m[1]) : largest;
 }
 
+// The largest of a block of threads, in all of them.
+__device__ __forceinline__ float block_max(float value) {
+  __shared__ float parts[kTileThreads / kWarp];
+  value = warp_max(value);
+  if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  float largest = parts[0];
+#pragma unroll
+  for (int warp = 1; warp < kTileThreads / kWarp; ++warp) largest = fmaxf(largest, parts[warp]);
+  __syncthreads();
+  return largest;
+}
+
 // Scales of a tile's columns, from the amax of each thread's: emit(column, amax, scale) once for each. In
 // shared memory columns lie in fours, so that neighbouring threads are on neighbouring banks.
 template <Fp8Format kFormat, class Tile, typename T, typename Emit>
