@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <functional>
 
 #include "apps/bench.h"
@@ -67,7 +68,8 @@ ProductTensors lay_out(TensorAllocator& to, const Sizes& sizes) {
   at.dw_E2FD = to.tensor(DType::kBF16, {E, 2 * F, D});
   at.gate_up = allocate_weight_codes(to, E, 2 * F, D, true);
   at.down = allocate_weight_codes(to, E, D, F, true);
-  at.gate_up.rows = at.down.rows = allocate_row_codes(to, R, std::max(2 * F, D), std::max(F, D), true);
+  const std::array<ProductRows, 2> products{{{R, 2 * F, D}, {R, D, F}}};
+  at.gate_up.rows = at.down.rows = allocate_row_codes(to, products, true);
   return at;
 }
 

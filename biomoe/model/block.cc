@@ -30,29 +30,39 @@ RopeArgs rope_of(const BlockInputs& inputs, TensorView x_TC, bool inverse) {
 
 // The products of a projection y = x w^T, with quantised operands where the quantizer says so.
 void project(Context& ctx, const OperandQuantizer& quantizer, TensorView x, TensorView w, TensorView y) {
-  if (quantizer) {
-    x = quantizer.matrix(ctx, Operand::kActivation, false, x);
-    w = quantizer.matrix(ctx, Operand::kWeight, false, w);
+  GemmArgs args{.a = x, .b = w, .c = y, .transpose_b = true};
+  if (quantizer.native(x.shape[0])) {
+    args.codes = quantizer.native_forward(ctx, x, {});
+  } else if (quantizer) {
+    args.a = quantizer.matrix(ctx, Operand::kActivation, false, x);
+    args.b = quantizer.matrix(ctx, Operand::kWeight, false, w);
   }
-  gemm(ctx, {.a = x, .b = w, .c = y, .transpose_b = true});
+  gemm(ctx, args);
 }
 
-void project_dgrad(Context& ctx, const OperandQuantizer& quantizer, TensorView dy, TensorView w,
-                   TensorView dx) {
-  if (quantizer) {
-    dy = quantizer.matrix(ctx, Operand::kGradient, false, dy);
-    w = quantizer.matrix(ctx, Operand::kWeight, true, w);
-  }
-  gemm(ctx, {.a = dy, .b = w, .c = dx});
-}
+struct Projection {
+  TensorView x, w, dw;
+};
 
-void project_wgrad(Context& ctx, const OperandQuantizer& quantizer, TensorView dy, TensorView x,
-                   TensorView dw, bool accumulate) {
-  if (quantizer) {
-    dy = quantizer.matrix(ctx, Operand::kGradient, true, dy);
-    x = quantizer.matrix(ctx, Operand::kActivation, true, x);
+void project_backward(Context& ctx, const OperandQuantizer& quantizer, TensorView dy, const Projection& of,
+                      TensorView dx, bool accumulate) {
+  GemmArgs wgrad{.a = dy, .b = of.x, .c = of.dw, .transpose_a = true, .accumulate = accumulate};
+  GemmArgs dgrad{.a = dy, .b = of.w, .c = dx};
+  const bool native = quantizer.native(dy.shape[0]);
+  if (native) {
+    const auto codes = quantizer.native_backward(ctx, dy, of.x, {});
+    wgrad.column_codes = codes.wgrad;
+    dgrad.codes = codes.dgrad;
+  } else if (quantizer) {
+    wgrad.a = quantizer.matrix(ctx, Operand::kGradient, true, dy);
+    wgrad.b = quantizer.matrix(ctx, Operand::kActivation, true, of.x);
   }
-  gemm(ctx, {.a = dy, .b = x, .c = dw, .transpose_a = true, .accumulate = accumulate});
+  gemm(ctx, wgrad);
+  if (quantizer && !native) {  // in the memory that wgrad's operands had
+    dgrad.a = quantizer.matrix(ctx, Operand::kGradient, false, dy);
+    dgrad.b = quantizer.matrix(ctx, Operand::kWeight, true, of.w);
+  }
+  gemm(ctx, dgrad);
 }
 
 }  // namespace
@@ -189,8 +199,8 @@ void block_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights&
                           .dx_TD = dstream_TD,
                           .dweight_D = gradients.norm2_D,
                           .accumulate = accumulate});
-  project_wgrad(ctx, weights.out_quantizer, dstream_TD, saved.attn_TA, gradients.out_DA, accumulate);
-  project_dgrad(ctx, weights.out_quantizer, dstream_TD, weights.out_DA, workspace.dattn_TA);
+  project_backward(ctx, weights.out_quantizer, dstream_TD, {saved.attn_TA, weights.out_DA, gradients.out_DA},
+                   workspace.dattn_TA, accumulate);
   const QkvBands bands = split_qkv(saved.qkv_TC, inputs.attention);
   const QkvBands dbands = split_qkv(workspace.dqkv_TC, inputs.attention);
   attention_backward(ctx, {.shape = inputs.attention,
@@ -205,8 +215,8 @@ void block_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights&
                            .dk_TC = dbands.k,
                            .dv_TC = dbands.v});
   rope(ctx, rope_of(inputs, workspace.dqkv_TC, true));
-  project_wgrad(ctx, weights.qkv_quantizer, workspace.dqkv_TC, saved.norm1_TD, gradients.qkv_CD, accumulate);
-  project_dgrad(ctx, weights.qkv_quantizer, workspace.dqkv_TC, weights.qkv_CD, workspace.dnorm_TD);
+  project_backward(ctx, weights.qkv_quantizer, workspace.dqkv_TC,
+                   {saved.norm1_TD, weights.qkv_CD, gradients.qkv_CD}, workspace.dnorm_TD, accumulate);
   rms_norm_backward(ctx, {.dy_TD = workspace.dnorm_TD,
                           .sum_TD = saved.x_TD,
                           .weight_D = weights.norm1_D,

@@ -16,23 +16,36 @@ namespace {
 
 constexpr int64_t kOperands = 3;
 
-// Groups of the four products of a block, in the order qkv, out, gate_up, down.
+// Groups of the products of a block.
 std::array<int64_t, 4> product_groups(int64_t experts) {
   return {1, 1, experts, experts};
 }
 
-// Why an expert's product does not multiply codes; "" where it does. Products of all experts at once are
-// those of Hopper.
-struct NativeObstacles {
-  std::string gate_up, down;
+// The products of a block, in this order everywhere.
+enum Product : size_t { kQkv, kOut, kGateUp, kDown, kNumProducts };
+constexpr std::array<std::string_view, kNumProducts> kProductNames{
+    "the projections to queries, keys and values", "from attention", "gate and up", "down"};
+
+struct WeightShape {
+  int64_t experts, out, in;
 };
-NativeObstacles native_obstacles(const ModelConfig& model, const Fp8StateShape& shape) {
-  const auto obstacle = [&](int64_t out, int64_t in) {
-    std::string why = native_obstacle(shape.config, shape.device, out, in);
-    return why.empty() && shape.mode == ExpertFfnMode::kLoop ? "one GEMM an expert" : why;
-  };
+std::array<WeightShape, kNumProducts> weight_shapes(const ModelConfig& model, const Fp8StateShape& shape) {
   const int64_t D = model.hidden_size, F = model.intermediate_size;
-  return {obstacle(2 * F, D), obstacle(D, F)};
+  const int64_t A = model.num_attention_heads * model.key_width(), C = model.qkv_width();
+  const int64_t E = moe_shape(model, shape.types, shape.split).held_experts();
+  return {{{1, C, D}, {1, D, A}, {E, 2 * F, D}, {E, D, F}}};
+}
+
+// Why each product does not multiply codes; "" where it does. Products of codes are those of all experts at
+// once.
+std::array<std::string, kNumProducts> native_obstacles(const ModelConfig& model, const Fp8StateShape& shape) {
+  std::array<std::string, kNumProducts> obstacles;
+  const auto weights = weight_shapes(model, shape);
+  for (size_t i = 0; i < kNumProducts; ++i) {
+    obstacles[i] = native_obstacle(shape.config, shape.device, weights[i].out, weights[i].in);
+    if (obstacles[i].empty() && shape.mode == ExpertFfnMode::kLoop) obstacles[i] = "one GEMM an expert";
+  }
+  return obstacles;
 }
 
 int64_t scales_a_layer(int64_t experts) {
@@ -53,22 +66,22 @@ Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig
   const Fp8Config& config = shape.config;
   if (!config.enabled) return memory;
   lay_out_codes(allocator, model, shape, memory);
-  const int64_t T = shape.tokens, D = model.hidden_size, F = model.intermediate_size;
+  const int64_t T = shape.tokens;
   const MoeShape moe = moe_shape(model, shape.types, shape.split);
-  const int64_t E = moe.held_experts();
-  const int64_t A = model.num_attention_heads * model.key_width(), C = model.qkv_width();
-  const int64_t R = moe.rows(T);
-  const NativeObstacles obstacles = native_obstacles(model, shape);
-  const int64_t gate_up = obstacles.gate_up.empty() ? 0 : E * 2 * F * D;
-  const int64_t down = obstacles.down.empty() ? 0 : E * D * F;
-  // But for what is multiplied as codes.
-  const int64_t input = std::max(gate_up > 0 ? R * D : 0, down > 0 ? R * F : 0);
-  const int64_t gradient = std::max(gate_up > 0 ? R * 2 * F : 0, down > 0 ? R * D : 0);
-  const std::array<int64_t, kOperands> elements{
-      std::max(input, T * std::max(D, A)),                          // activations: x, act, norm, attention
-      std::max({gate_up, down, C * D, D * A}),                      // weights
-      shape.training ? std::max(gradient, T * std::max(C, D)) : 0,  // gradients
-  };
+  const int64_t E = moe.held_experts(), R = moe.rows(T);
+  const auto weights = weight_shapes(model, shape);
+  const auto obstacles = native_obstacles(model, shape);
+  std::array<int64_t, kOperands> elements{};  // activations, weights, gradients: of the largest product
+  for (size_t i = 0; i < kNumProducts; ++i) {
+    // The experts' rows are padded, so that what can be native is; projections of odd rows are emulated.
+    const bool expert = i == kGateUp || i == kDown;
+    if (expert && obstacles[i].empty()) continue;
+    const auto& [experts, out, in] = weights[i];
+    const int64_t rows = expert ? R : T;
+    elements[0] = std::max(elements[0], rows * in);
+    elements[1] = std::max(elements[1], experts * out * in);
+    if (shape.training) elements[2] = std::max(elements[2], rows * out);
+  }
   for (size_t i = 0; i < elements.size(); ++i)
     memory.operands[i] = allocator.tensor(shape.types.activation, {elements[i]});
   if (config.fp8_recipe != Fp8Recipe::kDelayedScaling) return memory;
@@ -82,22 +95,26 @@ Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig
 // Rows' codes are those of one product at a time.
 void Fp8State::lay_out_codes(TensorAllocator& allocator, const ModelConfig& model, const Fp8StateShape& shape,
                              Memory& memory) {
-  const NativeObstacles obstacles = native_obstacles(model, shape);
-  const bool gate_up = obstacles.gate_up.empty(), down = obstacles.down.empty();
-  if (!gate_up && !down) return;
-  const MoeShape moe = moe_shape(model, shape.types, shape.split);
-  const int64_t D = model.hidden_size, F = model.intermediate_size, E = moe.held_experts();
-  const int64_t R = moe.rows(shape.tokens);
-  const RowCodes rows = allocate_row_codes(allocator, R, std::max(gate_up ? 2 * F : 0, D),
-                                           std::max(down ? F : 0, D), shape.training);
+  const int64_t R = moe_shape(model, shape.types, shape.split).rows(shape.tokens);
+  const auto weights = weight_shapes(model, shape);
+  const auto obstacles = native_obstacles(model, shape);
+  std::vector<ProductRows> products;
+  for (size_t i = 0; i < kNumProducts; ++i) {
+    if (!obstacles[i].empty()) continue;
+    products.push_back({i == kGateUp || i == kDown ? R : shape.tokens, weights[i].out, weights[i].in});
+  }
+  if (products.empty()) return;
+  const RowCodes rows = allocate_row_codes(allocator, products, shape.training);
+  memory.codes.resize(static_cast<size_t>(model.num_hidden_layers));
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
-    ExpertCodes codes;
-    if (fp8_layer(model, layer)) {
-      if (gate_up) codes.gate_up = allocate_weight_codes(allocator, E, 2 * F, D, shape.training);
-      if (down) codes.down = allocate_weight_codes(allocator, E, D, F, shape.training);
+    if (!fp8_layer(model, layer)) continue;
+    for (size_t i = 0; i < kNumProducts; ++i) {
+      if (!obstacles[i].empty()) continue;
+      LayerCodes& codes = memory.codes[static_cast<size_t>(layer)][i];
+      codes =
+          allocate_weight_codes(allocator, weights[i].experts, weights[i].out, weights[i].in, shape.training);
+      codes.rows = rows;
     }
-    codes.gate_up.rows = codes.down.rows = rows;
-    memory.experts.push_back(codes);
   }
 }
 
@@ -139,13 +156,10 @@ BlockQuantizers Fp8State::block(int64_t layer) const {
   const std::array<int64_t, 4> groups = product_groups(experts_);
   const std::array<OperandQuantizer*, 4> products{&quantizers.qkv, &quantizers.out, &quantizers.gate_up,
                                                   &quantizers.down};
-  if (!memory_.experts.empty()) {
-    quantizers.gate_up.codes = memory_.experts.at(static_cast<size_t>(layer)).gate_up;
-    quantizers.down.codes = memory_.experts.at(static_cast<size_t>(layer)).down;
-  }
   for (size_t i = 0; i < products.size(); ++i) {
     products[i]->config = &config_;
     products[i]->memory = memory_.operands;
+    if (!memory_.codes.empty()) products[i]->codes = memory_.codes.at(static_cast<size_t>(layer))[i];
     if (!delayed()) continue;
     for (DelayedScales& scales : products[i]->delayed) {
       const Shape shape{groups[i]};
@@ -158,18 +172,20 @@ BlockQuantizers Fp8State::block(int64_t layer) const {
 }
 
 void Fp8State::describe(const ModelConfig& model, const Fp8StateShape& shape) {
-  const NativeObstacles obstacles = native_obstacles(model, shape);
-  const auto way = [](const std::string& why) { return why.empty() ? "native" : "emulated, since " + why; };
   const std::string_view recipe = kFp8RecipeNames[static_cast<size_t>(config_.fp8_recipe)];
   const std::string_view type = dtype_name(shape.types.activation);
+  description_ = fmt::format("{}: ", recipe);
   if (shape.device == Device::kCpu || config_.fp8_recipe != Fp8Recipe::kFloat8BlockScaling) {
-    description_ = fmt::format("{}: emulated exactly, in {}", recipe, type);
+    description_ += fmt::format("emulated exactly, in {}", type);
     return;
   }
-  description_ = fmt::format(
-      "{}: the experts' products of gate and up {}; of down {}; the attention projections emulated exactly, "
-      "in {}",
-      recipe, way(obstacles.gate_up), way(obstacles.down), type);
+  const auto obstacles = native_obstacles(model, shape);
+  for (size_t i = 0; i < kNumProducts; ++i) {
+    description_ += fmt::format("{}{} {}", i == 0 ? "" : "; ", kProductNames[i],
+                                obstacles[i].empty()
+                                    ? "native"
+                                    : fmt::format("emulated exactly in {}, since {}", type, obstacles[i]));
+  }
 }
 
 void Fp8State::start_step(Context& ctx) {

@@ -1,5 +1,5 @@
-// What training in an 8-bit recipe keeps beside the model: memory for quantised operands, the codes of
-// experts' weights where products are native, and the scales and amax histories of DelayedScaling.
+// What training in an 8-bit recipe keeps beside the model: memory for quantised operands, the codes
+// of weights where products are native, and the scales and amax histories of DelayedScaling.
 #pragma once
 
 #include <array>
@@ -53,12 +53,10 @@ class Fp8State {
   TensorView scales_N() const { return memory_.scales_N; }  // N: layers x products x operands x groups
 
  private:
-  struct ExpertCodes {
-    LayerCodes gate_up, down;
-  };
+  using BlockCodes = std::array<LayerCodes, 4>;  // qkv, out, gate_up, down
   struct Memory {
     std::array<TensorView, 3> operands;
-    std::vector<ExpertCodes> experts;  // by layer
+    std::vector<BlockCodes> codes;  // by layer
     TensorView amax_HN, scales_N, formats_N;
   };
   static Memory lay_out(TensorAllocator& allocator, const ModelConfig& model, const Fp8StateShape& shape);

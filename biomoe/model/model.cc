@@ -163,16 +163,21 @@ void Model::set_up_codes() {
   weight_codes_.resize(parameters_.specs().size());
   const ParamSpec* const first = parameters_.specs().data();
   for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
-    const MoeWeights& moe = block_weights_[static_cast<size_t>(layer)].moe;
-    const auto add = [&](const char* name, const TensorView& weights_EOI, const OperandQuantizer& quantizer) {
+    const BlockWeights& weights = block_weights_[static_cast<size_t>(layer)];
+    const auto add = [&](const char* name, const TensorView& w, const OperandQuantizer& quantizer) {
       if (!quantizer.codes) return;
-      const ParamSpec& spec = parameters_.find(fmt::format("model.layers.{}.mlp.experts.{}", layer, name));
-      const auto parameter = static_cast<size_t>(&spec - first);
-      coded_.push_back({parameter, weights_EOI, &quantizer});
-      weight_codes_[parameter] = quantizer.weight_codes();
+      const TensorView w_EOI =
+          w.shape.rank() == 3 ? w : TensorView(w.data, w.dtype, Shape{1, w.shape[0], w.shape[1]});
+      coded_.push_back({kNoParameter, w_EOI, &quantizer});
+      if (!name) return;
+      const ParamSpec& spec = parameters_.find(fmt::format("model.layers.{}.{}", layer, name));
+      coded_.back().parameter = static_cast<size_t>(&spec - first);
+      weight_codes_[coded_.back().parameter] = quantizer.weight_codes();
     };
-    add("gate_up_proj", moe.gate_up_E2FD, moe.gate_up_quantizer);
-    add("down_proj", moe.down_EDF, moe.down_quantizer);
+    add(nullptr, weights.qkv_CD, weights.qkv_quantizer);  // three parameters
+    add("self_attn.o_proj.weight", weights.out_DA, weights.out_quantizer);
+    add("mlp.experts.gate_up_proj", weights.moe.gate_up_E2FD, weights.moe.gate_up_quantizer);
+    add("mlp.experts.down_proj", weights.moe.down_EDF, weights.moe.down_quantizer);
   }
 }
 
@@ -184,7 +189,8 @@ void Model::start_step(double grad_scale, std::span<const WeightCodes> updated) 
   *mirror_.host(grad_scale_1_).f64() = grad_scale;
   mirror_.push(ctx_);
   for (CodedWeights& coded : coded_) {
-    coded.updated = !updated.empty() && updated[coded.parameter];
+    coded.updated =
+        coded.parameter != kNoParameter && !updated.empty() && static_cast<bool>(updated[coded.parameter]);
     if (coded.updated && !coded.current) coded.quantizer->quantize_weights(ctx_, coded.weights_EOI);
     coded.current = coded.updated;
   }

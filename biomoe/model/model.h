@@ -221,8 +221,9 @@ class Model {
   bool weights_quantized_ = false;  // in this step
 
   // Weights that products read codes of.
+  static constexpr size_t kNoParameter = SIZE_MAX;
   struct CodedWeights {
-    size_t parameter;
+    size_t parameter;  // kNoParameter: they are several, and no update writes the codes
     TensorView weights_EOI;
     const OperandQuantizer* quantizer;
     bool updated = false;  // by this step's update, and with it the codes

@@ -51,20 +51,25 @@ LayerCodes allocate_weight_codes(TensorAllocator& allocator, int64_t experts, in
   return codes;
 }
 
-RowCodes allocate_row_codes(TensorAllocator& allocator, int64_t rows, int64_t out, int64_t in,
+RowCodes allocate_row_codes(TensorAllocator& allocator, std::span<const ProductRows> products,
                             bool training) {
-  constexpr int64_t kBlock = cuda::kScaleBlock;
-  const int64_t widest = training ? std::max(out, in) : in;
-  RowCodes codes;
-  codes.codes = allocator.tensor(DType::kU8, {rows * widest});
-  codes.scales = allocator.tensor(DType::kF32, {widest / kBlock * row_scales_stride(rows)});
-  if (!training) return codes;
-  const auto by_column = [&](int64_t columns) {
-    return RowCodes::ByColumn{allocator.tensor(DType::kU8, {rows * columns}),
-                              allocator.tensor(DType::kF32, {rows / kBlock * columns})};
+  int64_t outputs = 0, inputs = 0;  // codes; of as many there are scales for 128 each, of padded rows
+  for (const ProductRows& product : products) {
+    const int64_t rows = row_scales_stride(product.rows);
+    outputs = std::max(outputs, rows * product.out);
+    inputs = std::max(inputs, rows * product.in);
+  }
+  const auto codes_of = [&](int64_t count) { return allocator.tensor(DType::kU8, {count}); };
+  const auto scales_of = [&](int64_t count) {
+    return allocator.tensor(DType::kF32, {count / cuda::kScaleBlock});
   };
-  codes.gradient = by_column(out);
-  codes.input = by_column(in);
+  const int64_t rows = training ? std::max(outputs, inputs) : inputs;
+  RowCodes codes;
+  codes.codes = codes_of(rows);
+  codes.scales = scales_of(rows);
+  if (!training) return codes;
+  codes.gradient = {codes_of(outputs), scales_of(outputs)};
+  codes.input = {codes_of(inputs), scales_of(inputs)};
   return codes;
 }
 
@@ -140,8 +145,8 @@ void ask_for_rows(QuantizeArgs& args, const RowCodes& memory) {
 
 void ask_for_columns(QuantizeArgs& args, const RowCodes::ByColumn& memory) {
   const int64_t rows = args.x_RC.shape[0], columns = args.x_RC.shape[1];
-  const Shape scales{rows / cuda::kScaleBlock, columns};
-  BM_CHECK(rows % cuda::kScaleBlock == 0 && memory.codes.num_elements() >= args.x_RC.num_elements() &&
+  const Shape scales{(rows + cuda::kScaleBlock - 1) / cuda::kScaleBlock, columns};
+  BM_CHECK(memory.codes.num_elements() >= args.x_RC.num_elements() &&
                memory.scales.num_elements() >= scales.num_elements(),
            "an operand of {} and memory for {} codes by column and {} scales", args.x_RC.shape.str(),
            memory.codes.num_elements(), memory.scales.num_elements());

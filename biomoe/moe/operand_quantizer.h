@@ -5,11 +5,13 @@
 #pragma once
 
 #include <array>
+#include <span>
 #include <string>
 
 #include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
 #include "biomoe/ops/adamw.h"
+#include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/grouped_gemm.h"
 #include "biomoe/quant/recipe.h"
 
@@ -32,8 +34,11 @@ struct RowCodes {
   TensorView scales{};  // f32
   ByColumn gradient{}, input{};
 };
-// For R rows of up to `in` columns, and gradients of up to `out`.
-RowCodes allocate_row_codes(TensorAllocator& allocator, int64_t rows, int64_t out, int64_t in, bool training);
+// Of the largest of products of `rows` rows with weights of [out, in].
+struct ProductRows {
+  int64_t rows = 0, out = 0, in = 0;
+};
+RowCodes allocate_row_codes(TensorAllocator& allocator, std::span<const ProductRows> products, bool training);
 
 // Native products: where the codes of a layer are.
 struct LayerCodes {
@@ -71,7 +76,10 @@ struct OperandQuantizer {
   // Native products: where the weights' codes are, and what makes them.
   WeightCodes weight_codes() const;
   void quantize_weights(Context& ctx, TensorView w_GOI) const;
-  // The operands of y = x w^T. Good until the next call of any layer that shares codes.rows, as the next.
+  // Whether products of so many rows take codes; without experts, also of rows that are padded for nothing.
+  bool native(int64_t rows) const { return codes && rows % cuda::kCodeRowAlignment == 0; }
+  // The operands of y = x w^T, with offsets absent where there are no experts. Good until the next call of
+  // any layer that shares codes.rows, as the next.
   BlockScaledCodes native_forward(Context& ctx, TensorView x_RI, TensorView offsets_G1) const;
   // Those of both products of the gradient dy, which is read once; x is read for the weight gradient, and
   // absent where there is none.
