@@ -6,8 +6,10 @@
 #include "biomoe/core/clock.h"
 #include "biomoe/core/rng.h"
 #include "biomoe/moe/operand_quantizer.h"
+#include "biomoe/ops/adamw.h"
 #include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/device.h"
+#include "biomoe/ops/fill.h"
 #include "biomoe/ops/grouped_gemm.h"
 #include "biomoe/ops/quantize.h"
 
@@ -22,6 +24,7 @@ struct ProductTensors {
   LayerCodes gate_up, down;
   TensorView codes, scales;  // of rows
   TensorView column_codes_CR, column_scales_BC;
+  TensorView grad_A, exp_avg_A, exp_avg_sq_A, update_5;  // of w_EDF
 };
 
 struct Sizes {
@@ -69,6 +72,10 @@ ProductTensors lay_out(TensorAllocator& to, const Sizes& sizes) {
   at.scales = to.tensor(DType::kF32, {widest / cuda::kScaleBlock * row_scales_stride(R)});
   at.column_codes_CR = to.tensor(DType::kU8, {2 * F, R});
   at.column_scales_BC = to.tensor(DType::kF32, {R / cuda::kScaleBlock, 2 * F});
+  for (TensorView* view : {&at.grad_A, &at.exp_avg_A, &at.exp_avg_sq_A}) {
+    *view = to.tensor(DType::kBF16, {E * D * F});
+  }
+  at.update_5 = to.tensor(DType::kF64, {kNumUpdateValues});
   at.gate_up = allocate_weight_codes(to, E, 2 * F, D, true);
   at.down = allocate_weight_codes(to, E, D, F, true);
   for (LayerCodes* codes : {&at.gate_up, &at.down}) {
@@ -99,9 +106,10 @@ double seconds_of(Context& ctx, const std::function<void()>& call) {
 constexpr const char* kProductRow = "{:<28} {:>10} {:>10} {:>8}\n";
 constexpr const char* kQuantizeRow = "{:<28} {:>10.3f} {:>10.0f}\n";
 
-// Adds how long it takes to quantise the operands of the products with the gate and up weights to `rows`.
+// Adds to `rows` how long it takes to quantise the operands of the products with the gate and up weights,
+// and with those of the down weights, in whose update AdamW writes their codes.
 void time_quantising(Context& ctx, const Sizes& sizes, const ProductTensors& at,
-                     const OperandQuantizer& gate_up, nlohmann::json& rows) {
+                     const OperandQuantizer& gate_up, const OperandQuantizer& down, nlohmann::json& rows) {
   const auto time_bytes = [&](const char* name, double bytes, const std::function<void()>& run) {
     const double seconds = seconds_of(ctx, run);
     fmt::print(kQuantizeRow, name, seconds * 1e3, bytes / seconds * 1e-9);
@@ -131,6 +139,26 @@ void time_quantising(Context& ctx, const Sizes& sizes, const ProductTensors& at,
   time_bytes("rows 128x1 -> BF16", 4 * wide,
              [&] { gate_up.rows(ctx, Operand::kGradient, true, at.dgate_up_R2F, at.offsets_E1); });
   time_bytes("weights 128x128 -> codes", 4 * weights, [&] { gate_up.quantize_weights(ctx, at.w_E2FD); });
+  // A rate of 0 leaves the weights as they are.
+  const std::vector<double> update = {0, 1, 1, 1, 1};
+  copy_to_device(ctx, at.update_5.data, update.data(), at.update_5.bytes());
+  fill_random(ctx, at.grad_A, 1.0);
+  for (const TensorView* view : {&at.exp_avg_A, &at.exp_avg_sq_A}) fill_zero(ctx, {.x = *view});
+  device_wait_sync(ctx);
+  const double updated = elements(at.grad_A);
+  const std::vector<ArenaSegment> segments = {{0, at.grad_A.num_elements(), true}};
+  const std::vector<WeightCodes> codes = {down.weight_codes()};
+  const auto adamw_with = [&](std::span<const WeightCodes> written) {
+    adamw(ctx, {.weights_A = TensorView(at.w_EDF.data, DType::kBF16, at.grad_A.shape),
+                .grad_A = at.grad_A,
+                .exp_avg_A = at.exp_avg_A,
+                .exp_avg_sq_A = at.exp_avg_sq_A,
+                .segments = segments,
+                .codes = written,
+                .update_5 = at.update_5});
+  };
+  time_bytes("AdamW", 14 * updated, [&] { adamw_with({}); });
+  time_bytes("AdamW, codes of its weights", 16 * updated, [&] { adamw_with(codes); });
   time_bytes("copy", 4 * wide,
              [&] { copy_on_device(ctx, at.gate_up_R2F.data, at.dgate_up_R2F.data, at.gate_up_R2F.bytes()); });
 }
@@ -229,7 +257,7 @@ nlohmann::json bench_expert_products(const BenchOptions& options) {
                                   .codes = codes});
        });
   if (!native) return rows;
-  time_quantising(ctx, sizes, at, gate_up, rows);
+  time_quantising(ctx, sizes, at, gate_up, down, rows);
   return rows;
 }
 
