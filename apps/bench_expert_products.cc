@@ -7,8 +7,10 @@
 #include "biomoe/core/clock.h"
 #include "biomoe/core/rng.h"
 #include "biomoe/moe/operand_quantizer.h"
+#include "biomoe/ops/adamw.h"
 #include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/device.h"
+#include "biomoe/ops/fill.h"
 #include "biomoe/ops/grouped_gemm.h"
 #include "biomoe/ops/quantize.h"
 
@@ -22,6 +24,7 @@ struct ProductTensors {
   TensorView probs_R, dprobs_R, offsets_E1, rows_E;
   TensorView dw_E2FD;  // and of down, which is half of it
   LayerCodes gate_up, down;
+  TensorView grad_A, exp_avg_A, exp_avg_sq_A, update_5;  // of w_EDF
 };
 
 struct Sizes {
@@ -66,6 +69,10 @@ ProductTensors lay_out(TensorAllocator& to, const Sizes& sizes) {
   at.offsets_E1 = to.tensor(DType::kI64, {E + 1});
   at.rows_E = to.tensor(DType::kI32, {E});
   at.dw_E2FD = to.tensor(DType::kBF16, {E, 2 * F, D});
+  for (TensorView* view : {&at.grad_A, &at.exp_avg_A, &at.exp_avg_sq_A}) {
+    *view = to.tensor(DType::kBF16, {E * D * F});
+  }
+  at.update_5 = to.tensor(DType::kF64, {kNumUpdateValues});
   at.gate_up = allocate_weight_codes(to, E, 2 * F, D, true);
   at.down = allocate_weight_codes(to, E, D, F, true);
   const std::array<ProductRows, 2> products{{{R, 2 * F, D}, {R, D, F}}};
@@ -94,9 +101,10 @@ double seconds_of(Context& ctx, const std::function<void()>& call) {
 constexpr const char* kProductRow = "{:<28} {:>10} {:>10} {:>8}\n";
 constexpr const char* kQuantizeRow = "{:<28} {:>10.3f} {:>10.0f}\n";
 
-// Adds how long it takes to quantise the operands of the products with the gate and up weights to `rows`.
+// Adds to `rows` how long it takes to quantise the operands of the products with the gate and up weights,
+// and with those of the down weights, in whose update AdamW writes their codes.
 void time_quantising(Context& ctx, const ProductTensors& at, const OperandQuantizer& gate_up,
-                     nlohmann::json& rows) {
+                     const OperandQuantizer& down, nlohmann::json& rows) {
   const auto time_bytes = [&](const char* name, double bytes, const std::function<void()>& run) {
     const double seconds = seconds_of(ctx, run);
     fmt::print(kQuantizeRow, name, seconds * 1e3, bytes / seconds * 1e-9);
@@ -110,6 +118,26 @@ void time_quantising(Context& ctx, const ProductTensors& at, const OperandQuanti
   time_bytes("dy both ways, x 128x1", 4 * wide + 3 * narrow,
              [&] { gate_up.native_backward(ctx, at.dgate_up_R2F, at.x_RD, at.offsets_E1); });
   time_bytes("weights 128x128", 4 * elements(at.w_E2FD), [&] { gate_up.quantize_weights(ctx, at.w_E2FD); });
+  // A rate of 0 leaves the weights as they are.
+  const std::vector<double> update = {0, 1, 1, 1, 1};
+  copy_to_device(ctx, at.update_5.data, update.data(), at.update_5.bytes());
+  fill_random(ctx, at.grad_A, 1.0);
+  for (const TensorView* view : {&at.exp_avg_A, &at.exp_avg_sq_A}) fill_zero(ctx, {.x = *view});
+  device_wait_sync(ctx);
+  const double updated = elements(at.grad_A);
+  const std::vector<ArenaSegment> segments = {{0, at.grad_A.num_elements(), true}};
+  const std::vector<WeightCodes> codes = {down.weight_codes()};
+  const auto adamw_with = [&](std::span<const WeightCodes> written) {
+    adamw(ctx, {.weights_A = TensorView(at.w_EDF.data, DType::kBF16, at.grad_A.shape),
+                .grad_A = at.grad_A,
+                .exp_avg_A = at.exp_avg_A,
+                .exp_avg_sq_A = at.exp_avg_sq_A,
+                .segments = segments,
+                .codes = written,
+                .update_5 = at.update_5});
+  };
+  time_bytes("AdamW", 14 * updated, [&] { adamw_with({}); });
+  time_bytes("AdamW, codes of its weights", 16 * updated, [&] { adamw_with(codes); });
   time_bytes("copy", 4 * wide,
              [&] { copy_on_device(ctx, at.gate_up_R2F.data, at.dgate_up_R2F.data, at.gate_up_R2F.bytes()); });
 }
@@ -231,7 +259,7 @@ nlohmann::json bench_expert_products(const BenchOptions& options) {
        wgrad(at.dgate_up_R2F, at.x_RD, at.w_E2FD));
   time("down wgrad", 1, backward(down, at.x_RD, at.act_RF), wgrad(at.x_RD, at.act_RF, at.w_EDF));
   if (!native) return rows;
-  time_quantising(ctx, at, gate_up, rows);
+  time_quantising(ctx, at, gate_up, down, rows);
   return rows;
 }
 
