@@ -85,7 +85,8 @@ class CudaNativeFp8 : public GpuTest {
 TEST_F(CudaNativeFp8, FollowsTheEmulation) {
   for (const auto mode : {ExpertFfnMode::kGroupedLinear, ExpertFfnMode::kFusedGroupedMlp}) {
     NativeRun native(false, 1, false, mode), emulated(true, 1, false, mode);
-    EXPECT_THAT(native.model->fp8_state().describe(), HasSubstr("from attention native; gate and up native; down native"));
+    EXPECT_THAT(native.model->fp8_state().describe(),
+                HasSubstr("from attention native; gate and up native; down native"));
     EXPECT_THAT(emulated.model->fp8_state().describe(), Not(HasSubstr("native")));
     double first = 0, last = 0;
     bool same = true;
