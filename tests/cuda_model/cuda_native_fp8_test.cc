@@ -182,7 +182,7 @@ TEST_F(CudaNativeFp8, CodesAreWrittenOfParametersThatARankUpdatesWhole) {
   };
   const int64_t all = 2 * native_config().num_hidden_layers;
   EXPECT_EQ(coded({}), all);
-  EXPECT_EQ(coded({.size = {.dp = 1, .ep = 2}}), all);
+  EXPECT_EQ(coded({.size = {.dp = 1, .ep = native_config().num_local_experts}}), all);
   EXPECT_LT(coded({.size = {.dp = 2, .ep = 1}}), all);
 }
 

@@ -202,13 +202,15 @@ __device__ Coefficients coefficients(const Rule& rule, const double* update, boo
           static_cast<float>(1.0 / sqrt(update[kCorrection2]))};
 }
 
+// Every operation is spelled out, so that all kernels round alike.
 __device__ __forceinline__ float updated(const Coefficients& c, float param, float grad, float& exp_avg,
                                          float& exp_avg_sq) {
-  const float g = grad * c.grad_scale;
-  exp_avg = c.beta1 * exp_avg + c.one_minus_beta1 * g;
-  exp_avg_sq = c.beta2 * exp_avg_sq + c.one_minus_beta2 * (g * g);
-  const float kept = param - c.decay * param;
-  return kept - c.step_size * (exp_avg / (sqrtf(exp_avg_sq) * c.inverse_root + c.eps));
+  const float g = __fmul_rn(grad, c.grad_scale);
+  exp_avg = __fmaf_rn(c.beta1, exp_avg, __fmul_rn(c.one_minus_beta1, g));
+  exp_avg_sq = __fmaf_rn(c.beta2, exp_avg_sq, __fmul_rn(c.one_minus_beta2, __fmul_rn(g, g)));
+  const float kept = __fmaf_rn(-c.decay, param, param);
+  const float root = __fmaf_rn(__fsqrt_rn(exp_avg_sq), c.inverse_root, c.eps);
+  return __fmaf_rn(-c.step_size, __fdiv_rn(exp_avg, root), kept);
 }
 
 template <int V>
