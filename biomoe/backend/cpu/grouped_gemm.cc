@@ -29,17 +29,24 @@ void check_offsets(const GroupedGemmArgs& args) {
   }
 }
 
+// In how many parts at least expert e is shared out: none is to hold more than 1 / kEnoughTiles of the rows
+// that are left from e on, so that the last parts are small and the threads end together.
+int64_t enough_parts(const TensorView& offsets_E1, int64_t e) {
+  const int64_t* offsets = offsets_E1.i64();
+  const int64_t left = offsets[offsets_E1.shape[0] - 1] - offsets[e];
+  return ceil_div(kEnoughTiles * (offsets[e + 1] - offsets[e]), std::max<int64_t>(1, left));
+}
+
 // One list of tiles over all experts, each of bounded work, so that few large and many small experts keep the
 // threads equally busy. product_of(e) tells the product of expert e.
 template <typename ProductOf>
 void run_experts(const Context& ctx, const GroupedGemmArgs& args, const ProductOf& product_of) {
   check_offsets(args);
   const int64_t experts = args.w_EOI.shape[0];
-  const int64_t enough_tiles = kEnoughTiles / std::max<int64_t>(1, experts);
   const auto tiling_of = [&](int64_t e) {
     const ExpertProduct product = product_of(e);
     const bool nothing = product.c.accumulate && product.c.inner == 0;
-    return nothing ? Tiling{} : tile_product(product.c, product.a, enough_tiles);
+    return nothing ? Tiling{} : tile_product(product.c, product.a, enough_parts(args.offsets_E1, e));
   };
   int64_t tiles = 0;
   for (int64_t e = 0; e < experts; ++e) tiles += tiling_of(e).count();
