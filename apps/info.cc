@@ -55,8 +55,7 @@ void add_info(CLI::App& app) {
     fmt::print("compiler   {}\n", __VERSION__);
     fmt::print("htslib     {}\n", hts_version());
     fmt::print(
-        "cpu        {} threads, fp32; expert_ffn_mode: loop, grouped_linear (auto), fused_grouped_mlp (the "
-        "same work)\n",
+        "cpu        {} threads, fp32; expert_ffn_mode: loop, grouped_linear, fused_grouped_mlp (auto)\n",
         resolved_threads(0));
     print_gpu();
     print_ranks();

@@ -99,8 +99,7 @@ ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, co
       device, model.intermediate_size, compute_types(device, model, false).gate_up_interleave);
   const auto mode = [&] {
     if (choice != ExpertFfnChoice::kAuto) return static_cast<ExpertFfnMode>(static_cast<int>(choice) - 1);
-    if (device == Device::kCpu) return ExpertFfnMode::kGroupedLinear;
-    if (!hopper) return ExpertFfnMode::kLoop;
+    if (device == Device::kCuda && !hopper) return ExpertFfnMode::kLoop;
     return obstacle.empty() ? ExpertFfnMode::kFusedGroupedMlp : ExpertFfnMode::kGroupedLinear;
   }();
   if (device == Device::kCuda && mode != ExpertFfnMode::kLoop && !hopper) {

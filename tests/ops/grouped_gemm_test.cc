@@ -1,5 +1,6 @@
 #include "biomoe/ops/grouped_gemm.h"
 
+#include "biomoe/ops/scaled_swiglu.h"
 #include "tests/ops/op_test.h"
 #include "tests/ref/grouped_gemm.h"
 
@@ -137,6 +138,57 @@ TEST(GroupedGemmTest, NanStaysInItsExpert) {
                             .accumulate = true});
   EXPECT_TRUE(std::isnan(dw.at(0, 1)));
   EXPECT_EQ(dw.at(1, 1), 2.0f);
+}
+
+// With the activation in its product an expert is cut by rows alone: into several parts, one, or none.
+TEST(GroupedGemmTest, ActivationInsideGivesTheBitsOfTheActivationApart) {
+  constexpr int64_t kWidth = 40, kExpertWidth = 24;
+  const std::vector<int64_t> counts{0, 900, 5, 130, 0, 97};
+  const std::vector<int64_t> bounds = offsets_of(counts);
+  const auto experts = static_cast<int64_t>(counts.size());
+  const int64_t rows = bounds.back() + 3;  // the last three are nobody's
+  Tensor<float> x(Shape{rows, kWidth}), up(Shape{experts, 2 * kExpertWidth, kWidth}), probs(Shape{rows}),
+      dy(Shape{rows, kWidth}), down(Shape{experts, kWidth, kExpertWidth});
+  Tensor<int64_t> offsets(Shape{experts + 1});
+  x.fill_normal(1);
+  up.fill_normal(2);
+  probs.fill_normal(3);
+  dy.fill_normal(4);
+  down.fill_normal(5);
+  offsets.set(std::vector<double>(bounds.begin(), bounds.end()));
+  const Shape wide{rows, 2 * kExpertWidth}, narrow{rows, kExpertWidth};
+  for (const int64_t interleave : {0, 8}) {
+    TestContext ctx(3);
+    Tensor<float> want_up(wide), want_act(narrow), want_dact(narrow), want_dup(wide),
+        want_dprobs(probs.shape());
+    grouped_gemm_forward(
+        *ctx, {.x_RI = x.view(), .w_EOI = up.view(), .y_RO = want_up.view(), .offsets_E1 = offsets.view()});
+    scaled_swiglu_forward(*ctx, {want_up.view(), probs.view(), want_act.view(), offsets.view(), interleave});
+    grouped_gemm_dgrad(
+        *ctx,
+        {.x_RI = want_dact.view(), .w_EOI = down.view(), .y_RO = dy.view(), .offsets_E1 = offsets.view()});
+    scaled_swiglu_backward(*ctx, {want_dact.view(), want_up.view(), probs.view(), want_dup.view(),
+                                  want_dprobs.view(), offsets.view(), interleave});
+    Tensor<float> gate_up(wide), act(narrow), dact(narrow), dgate_up(wide), dprobs(probs.shape());
+    grouped_gate_up(*ctx, {.x_RD = x.view(),
+                           .w_E2FD = up.view(),
+                           .gate_up_R2F = gate_up.view(),
+                           .probs_R = probs.view(),
+                           .act_RF = act.view(),
+                           .offsets_E1 = offsets.view(),
+                           .interleave = interleave});
+    grouped_down_backward(*ctx, {.dy_RD = dy.view(),
+                                 .w_EDF = down.view(),
+                                 .gate_up_R2F = gate_up.view(),
+                                 .probs_R = probs.view(),
+                                 .dact_RF = dact.view(),
+                                 .dgate_up_R2F = dgate_up.view(),
+                                 .dprobs_R = dprobs.view(),
+                                 .offsets_E1 = offsets.view(),
+                                 .interleave = interleave});
+    EXPECT_TRUE(gate_up.same_bits(want_up) && act.same_bits(want_act)) << interleave;
+    EXPECT_TRUE(dgate_up.same_bits(want_dup) && dprobs.same_bits(want_dprobs)) << interleave;
+  }
 }
 
 TEST(GroupedGemmTest, RefusesWrongShapesAndOffsets) {

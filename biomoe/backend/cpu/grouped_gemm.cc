@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "biomoe/backend/cpu/parallel.h"
+#include "biomoe/backend/cpu/scaled_swiglu_rows.h"
 #include "biomoe/backend/cpu/sgemm.h"
 #include "biomoe/core/error.h"
-#include "biomoe/ops/scaled_swiglu.h"
 
 namespace biomoe::cpu {
 namespace {
@@ -29,18 +29,20 @@ void check_offsets(const GroupedGemmArgs& args) {
   }
 }
 
-// One list of tiles over all experts, each of bounded work, so that few large and many small experts keep the
-// threads equally busy. product_of(e) tells the product of expert e.
-template <typename ProductOf>
-void run_experts(const Context& ctx, const GroupedGemmArgs& args, const ProductOf& product_of) {
-  check_offsets(args);
+// In how many parts at least expert e is shared out: none is to hold more than 1 / kEnoughTiles of the rows
+// that are left from e on, so that the last parts are small and the threads end together.
+int64_t enough_parts(const TensorView& offsets_E1, int64_t e) {
+  const int64_t* offsets = offsets_E1.i64();
+  const int64_t left = offsets[offsets_E1.shape[0] - 1] - offsets[e];
+  return ceil_div(kEnoughTiles * (offsets[e + 1] - offsets[e]), std::max<int64_t>(1, left));
+}
+
+// body(e, tiling_of(e), tile) for every tile of every expert: one list, so that few large and many small
+// experts keep the threads equally busy.
+template <typename TilingOf, typename Body>
+void for_each_tile(const Context& ctx, const GroupedGemmArgs& args, const TilingOf& tiling_of,
+                   const Body& body) {
   const int64_t experts = args.w_EOI.shape[0];
-  const int64_t enough_tiles = kEnoughTiles / std::max<int64_t>(1, experts);
-  const auto tiling_of = [&](int64_t e) {
-    const ExpertProduct product = product_of(e);
-    const bool nothing = product.c.accumulate && product.c.inner == 0;
-    return nothing ? Tiling{} : tile_product(product.c, product.a, enough_tiles);
-  };
   int64_t tiles = 0;
   for (int64_t e = 0; e < experts; ++e) tiles += tiling_of(e).count();
   parallel_items(ctx, tiles, [&](int64_t item, int) {
@@ -48,8 +50,43 @@ void run_experts(const Context& ctx, const GroupedGemmArgs& args, const ProductO
     int64_t tile = item;
     Tiling tiling = tiling_of(e);
     for (; tile >= tiling.count(); tiling = tiling_of(++e)) tile -= tiling.count();
+    body(e, tiling, tile);
+  });
+}
+
+// product_of(e) tells the product of expert e.
+template <typename ProductOf>
+void run_experts(const Context& ctx, const GroupedGemmArgs& args, const ProductOf& product_of) {
+  check_offsets(args);
+  const auto tiling_of = [&](int64_t e) {
+    const ExpertProduct product = product_of(e);
+    const bool nothing = product.c.accumulate && product.c.inner == 0;
+    return nothing ? Tiling{} : tile_product(product.c, product.a, enough_parts(args.offsets_E1, e));
+  };
+  for_each_tile(ctx, args, tiling_of, [&](int64_t e, const Tiling& tiling, int64_t tile) {
     const ExpertProduct product = product_of(e);
     sgemm_tile(product.c, product.a, product.b, tiling, tile);
+  });
+}
+
+// As run_experts, in tiles of whole rows, each followed by then(rows) while its rows are in the level 3
+// cache.
+template <typename ProductOf, typename Then>
+void run_experts_by_rows(const Context& ctx, const GroupedGemmArgs& args, const ProductOf& product_of,
+                         const Then& then) {
+  check_offsets(args);
+  // Weights are copied once for each tile: with fewer rows copying weighs, with more they leave the cache.
+  constexpr int64_t kMinRows = 96, kMaxRows = 384;
+  const int64_t* offsets = args.offsets_E1.i64();
+  const auto tiling_of = [&](int64_t e) {
+    const int64_t rows = offsets[e + 1] - offsets[e];
+    const int64_t enough = std::min(enough_parts(args.offsets_E1, e), ceil_div(rows, kMinRows));
+    return Tiling{std::max(enough, ceil_div(rows, kMaxRows)), 1};
+  };
+  for_each_tile(ctx, args, tiling_of, [&](int64_t e, const Tiling& tiling, int64_t tile) {
+    const ExpertProduct product = product_of(e);
+    const Range rows = sgemm_tile(product.c, product.a, product.b, tiling, tile);
+    then(Range{offsets[e] + rows.begin, offsets[e] + rows.end});
   });
 }
 
@@ -66,26 +103,34 @@ struct Expert {
   float *x, *w, *y;
 };
 
-}  // namespace
-
-void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
-  run_experts(ctx, args, [&](int64_t index) {
+auto forward_products(const GroupedGemmArgs& args) {
+  return [&args](int64_t index) {
     const Expert e(args, index);
     return ExpertProduct{
         {.data = e.y, .stride = args.y_RO.row_stride, .rows = e.rows, .columns = e.out, .inner = e.in},
         {e.x, args.x_RI.row_stride, false},
         {e.w, e.in, true}};
-  });
+  };
 }
 
-void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
-  run_experts(ctx, args, [&](int64_t index) {
+auto dgrad_products(const GroupedGemmArgs& args) {
+  return [&args](int64_t index) {
     const Expert e(args, index);
     return ExpertProduct{
         {.data = e.x, .stride = args.x_RI.row_stride, .rows = e.rows, .columns = e.in, .inner = e.out},
         {e.y, args.y_RO.row_stride, false},
         {e.w, e.in, false}};
-  });
+  };
+}
+
+}  // namespace
+
+void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
+  run_experts(ctx, args, forward_products(args));
+}
+
+void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
+  run_experts(ctx, args, dgrad_products(args));
 }
 
 void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
@@ -102,29 +147,30 @@ void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
   });
 }
 
-// The activation is its own pass here: the product's tiles are not kept in cache long enough to gain from
-// one.
 void grouped_gate_up(Context& ctx, const GroupedGateUpArgs& args) {
-  cpu::grouped_gemm_forward(
-      ctx,
-      {.x_RI = args.x_RD, .w_EOI = args.w_E2FD, .y_RO = args.gate_up_R2F, .offsets_E1 = args.offsets_E1});
-  cpu::scaled_swiglu_forward(ctx, {.gate_up_R2F = args.gate_up_R2F,
-                                   .probs_R = args.probs_R,
-                                   .act_RF = args.act_RF,
-                                   .offsets_E1 = args.offsets_E1,
-                                   .interleave = args.interleave});
+  const GroupedGemmArgs product{
+      .x_RI = args.x_RD, .w_EOI = args.w_E2FD, .y_RO = args.gate_up_R2F, .offsets_E1 = args.offsets_E1};
+  const ScaledSwigluForwardArgs activation{.gate_up_R2F = args.gate_up_R2F,
+                                           .probs_R = args.probs_R,
+                                           .act_RF = args.act_RF,
+                                           .offsets_E1 = args.offsets_E1,
+                                           .interleave = args.interleave};
+  run_experts_by_rows(ctx, product, forward_products(product),
+                      [&](Range rows) { scaled_swiglu_forward_rows(activation, rows); });
 }
 
 void grouped_down_backward(Context& ctx, const GroupedDownBackwardArgs& args) {
-  cpu::grouped_gemm_dgrad(
-      ctx, {.x_RI = args.dact_RF, .w_EOI = args.w_EDF, .y_RO = args.dy_RD, .offsets_E1 = args.offsets_E1});
-  cpu::scaled_swiglu_backward(ctx, {.dact_RF = args.dact_RF,
-                                    .gate_up_R2F = args.gate_up_R2F,
-                                    .probs_R = args.probs_R,
-                                    .dgate_up_R2F = args.dgate_up_R2F,
-                                    .dprobs_R = args.dprobs_R,
-                                    .offsets_E1 = args.offsets_E1,
-                                    .interleave = args.interleave});
+  const GroupedGemmArgs product{
+      .x_RI = args.dact_RF, .w_EOI = args.w_EDF, .y_RO = args.dy_RD, .offsets_E1 = args.offsets_E1};
+  const ScaledSwigluBackwardArgs activation{.dact_RF = args.dact_RF,
+                                            .gate_up_R2F = args.gate_up_R2F,
+                                            .probs_R = args.probs_R,
+                                            .dgate_up_R2F = args.dgate_up_R2F,
+                                            .dprobs_R = args.dprobs_R,
+                                            .offsets_E1 = args.offsets_E1,
+                                            .interleave = args.interleave};
+  run_experts_by_rows(ctx, product, dgrad_products(product),
+                      [&](Range rows) { scaled_swiglu_backward_rows(activation, rows); });
 }
 
 }  // namespace biomoe::cpu

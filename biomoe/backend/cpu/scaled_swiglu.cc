@@ -1,6 +1,5 @@
-#include "biomoe/ops/scaled_swiglu.h"
+#include "biomoe/backend/cpu/scaled_swiglu_rows.h"
 
-#include "biomoe/backend/cpu/parallel.h"
 #include "biomoe/backend/cpu/row_kernel.h"
 #include "biomoe/backend/cpu/vector_math.h"
 #include "biomoe/backend/cpu/work_size.h"
@@ -67,49 +66,53 @@ BIOMOE_ROW_KERNEL float backward_row(const BackwardRow& row, int64_t width) {
 
 }  // namespace
 
-void scaled_swiglu_forward(Context& ctx, const ScaledSwigluForwardArgs& args) {
+void scaled_swiglu_forward_rows(const ScaledSwigluForwardArgs& args, Range rows) {
   const int64_t width = args.act_RF.shape[1];
   const int64_t run = run_length(args.interleave, width);
-  const float* probs = args.probs_R.f32();
-  parallel_ranges(ctx, rows_in_use(args, args.act_RF.shape[0]), min_rows_per_thread(4 * width),
-                  [&](Range rows) {
-                    for (int64_t r = rows.begin; r < rows.end; ++r) {
-                      const float* gate_up = args.gate_up_R2F.f32() + r * args.gate_up_R2F.row_stride;
-                      float* act = args.act_RF.f32() + r * args.act_RF.row_stride;
-                      if (r + 1 < rows.end) prefetch_row(gate_up + args.gate_up_R2F.row_stride, 2 * width);
-                      for (int64_t f = 0; f < width; f += run) {
-                        forward_row(gate_up + 2 * f, gate_up + 2 * f + run, probs[r], act + f, run);
-                      }
-                    }
-                  });
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const float* gate_up = args.gate_up_R2F.f32() + r * args.gate_up_R2F.row_stride;
+    float* act = args.act_RF.f32() + r * args.act_RF.row_stride;
+    if (r + 1 < rows.end) prefetch_row(gate_up + args.gate_up_R2F.row_stride, 2 * width);
+    for (int64_t f = 0; f < width; f += run) {
+      forward_row(gate_up + 2 * f, gate_up + 2 * f + run, args.probs_R.f32()[r], act + f, run);
+    }
+  }
+}
+
+void scaled_swiglu_backward_rows(const ScaledSwigluBackwardArgs& args, Range rows) {
+  const int64_t width = args.dact_RF.shape[1];
+  const int64_t run = run_length(args.interleave, width);
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const float* gate_up = args.gate_up_R2F.f32() + r * args.gate_up_R2F.row_stride;
+    const float* dact = args.dact_RF.f32() + r * args.dact_RF.row_stride;
+    if (r + 1 < rows.end) {
+      prefetch_row(gate_up + args.gate_up_R2F.row_stride, 2 * width);
+      prefetch_row(dact + args.dact_RF.row_stride, width);
+    }
+    float* dgate_up = args.dgate_up_R2F.f32() + r * args.dgate_up_R2F.row_stride;
+    float dprob = 0.0f;
+    for (int64_t f = 0; f < width; f += run) {
+      dprob += backward_row({.dact = dact + f,
+                             .gate = gate_up + 2 * f,
+                             .up = gate_up + 2 * f + run,
+                             .prob = args.probs_R.f32()[r],
+                             .dgate = dgate_up + 2 * f,
+                             .dup = dgate_up + 2 * f + run},
+                            run);
+    }
+    args.dprobs_R.f32()[r] = dprob;
+  }
+}
+
+void scaled_swiglu_forward(Context& ctx, const ScaledSwigluForwardArgs& args) {
+  parallel_ranges(ctx, rows_in_use(args, args.act_RF.shape[0]), min_rows_per_thread(4 * args.act_RF.shape[1]),
+                  [&](Range rows) { scaled_swiglu_forward_rows(args, rows); });
 }
 
 void scaled_swiglu_backward(Context& ctx, const ScaledSwigluBackwardArgs& args) {
-  const int64_t width = args.dact_RF.shape[1];
-  const int64_t run = run_length(args.interleave, width);
-  parallel_ranges(ctx, rows_in_use(args, args.dact_RF.shape[0]), min_rows_per_thread(4 * width),
-                  [&](Range rows) {
-                    for (int64_t r = rows.begin; r < rows.end; ++r) {
-                      const float* gate_up = args.gate_up_R2F.f32() + r * args.gate_up_R2F.row_stride;
-                      const float* dact = args.dact_RF.f32() + r * args.dact_RF.row_stride;
-                      if (r + 1 < rows.end) {
-                        prefetch_row(gate_up + args.gate_up_R2F.row_stride, 2 * width);
-                        prefetch_row(dact + args.dact_RF.row_stride, width);
-                      }
-                      float* dgate_up = args.dgate_up_R2F.f32() + r * args.dgate_up_R2F.row_stride;
-                      float dprob = 0.0f;
-                      for (int64_t f = 0; f < width; f += run) {
-                        dprob += backward_row({.dact = dact + f,
-                                               .gate = gate_up + 2 * f,
-                                               .up = gate_up + 2 * f + run,
-                                               .prob = args.probs_R.f32()[r],
-                                               .dgate = dgate_up + 2 * f,
-                                               .dup = dgate_up + 2 * f + run},
-                                              run);
-                      }
-                      args.dprobs_R.f32()[r] = dprob;
-                    }
-                  });
+  parallel_ranges(ctx, rows_in_use(args, args.dact_RF.shape[0]),
+                  min_rows_per_thread(4 * args.dact_RF.shape[1]),
+                  [&](Range rows) { scaled_swiglu_backward_rows(args, rows); });
 }
 
 }  // namespace biomoe::cpu

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "biomoe/backend/cpu/parallel.h"
 #include "biomoe/backend/cpu/transpose.h"
 
 namespace biomoe::cpu {
@@ -363,11 +362,12 @@ Tiling tile_product(const Product& c, const Matrix& a, int64_t enough_tiles) {
   }
 }
 
-void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile) {
+Range sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile) {
   // Neighbouring tiles share their rows of a and go through b.
   const Range rows = split_rows(c.rows, tiling.row_tiles, tile / tiling.column_tiles);
   const Range columns = split_range(c.columns, tiling.column_tiles, tile % tiling.column_tiles);
   sgemm(part_of(c, rows, columns), shifted(a, rows.begin, 0), shifted(b, 0, columns.begin));
+  return rows;
 }
 
 }  // namespace biomoe::cpu

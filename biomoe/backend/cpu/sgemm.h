@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "biomoe/backend/cpu/parallel.h"
+
 namespace biomoe::cpu {
 
 // An operand as it lies in memory; `stride` elements from one row to the next.
@@ -52,7 +54,7 @@ struct Tiling {
 inline constexpr int64_t kEnoughTiles = 16;
 Tiling tile_product(const Product& c, const Matrix& a, int64_t enough_tiles = kEnoughTiles);
 
-// Computes tile `tile` of [0, tiling.count()).
-void sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile);
+// Computes tile `tile` of [0, tiling.count()); returns its rows.
+Range sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile);
 
 }  // namespace biomoe::cpu

@@ -87,7 +87,8 @@ TEST(ModelAllocation, TheCountSeesEachWayToAllocate) {
 }
 
 TEST(ModelAllocation, AWarmStepAllocatesNothing) {
-  for (const auto mode : {ExpertFfnMode::kLoop, ExpertFfnMode::kGroupedLinear}) {
+  for (const auto mode :
+       {ExpertFfnMode::kLoop, ExpertFfnMode::kGroupedLinear, ExpertFfnMode::kFusedGroupedMlp}) {
     for (const bool tied : {false, true}) {
       ModelConfig config = test::small_config();
       config.tie_word_embeddings = tied;
