@@ -77,6 +77,7 @@ ProductTensors lay_out(TensorAllocator& to, const Sizes& sizes) {
   at.down = allocate_weight_codes(to, E, D, F, true);
   const std::array<ProductRows, 2> products{{{R, 2 * F, D}, {R, D, F}}};
   at.gate_up.rows = at.down.rows = allocate_row_codes(to, products, true);
+  at.down.rows.gradient = allocate_gradient_codes(to, products[1]);
   return at;
 }
 
@@ -102,7 +103,7 @@ constexpr const char* kProductRow = "{:<28} {:>10} {:>10} {:>8}\n";
 constexpr const char* kQuantizeRow = "{:<28} {:>10.3f} {:>10.0f}\n";
 
 // Adds to `rows` how long it takes to quantise the operands of the products with the gate and up weights,
-// and with those of the down weights, in whose update AdamW writes their codes.
+// and with those of the down weights, in whose update AdamW writes their codes; with SwiGLU between them.
 void time_quantising(Context& ctx, const ProductTensors& at, const OperandQuantizer& gate_up,
                      const OperandQuantizer& down, nlohmann::json& rows) {
   const auto time_bytes = [&](const char* name, double bytes, const std::function<void()>& run) {
@@ -117,6 +118,11 @@ void time_quantising(Context& ctx, const ProductTensors& at, const OperandQuanti
   time_bytes("dy 1x128", 3 * wide, [&] { gate_up.native_backward(ctx, at.dgate_up_R2F, {}, at.offsets_E1); });
   time_bytes("dy both ways, x 128x1", 4 * wide + 3 * narrow,
              [&] { gate_up.native_backward(ctx, at.dgate_up_R2F, at.x_RD, at.offsets_E1); });
+  const SwigluRows swiglu{at.gate_up_R2F, at.probs_R, at.offsets_E1, cuda::kGateUpInterleave};
+  ColumnScaledCodes act;
+  time_bytes("SwiGLU, act 1x128", 2.5 * wide, [&] { down.native_forward(ctx, swiglu); });
+  time_bytes("dSwiGLU both ways, act 128x1", 5.5 * wide,
+             [&] { gate_up.native_swiglu_backward(ctx, swiglu, at.dact_RF, at.dprobs_R, down, act); });
   time_bytes("weights 128x128", 4 * elements(at.w_E2FD), [&] { gate_up.quantize_weights(ctx, at.w_E2FD); });
   // A rate of 0 leaves the weights as they are.
   const std::vector<double> update = {0, 1, 1, 1, 1};
@@ -205,7 +211,17 @@ nlohmann::json bench_expert_products(const BenchOptions& options) {
       return ProductCodes{dgrad, wgrad};
     };
   };
-  time("gate_up + SwiGLU", 2, forward(gate_up, at.x_RD), [&](const ProductCodes& codes) {
+  // SwiGLU is in the epilogues of BF16, and beside the products of codes.
+  time("gate_up (bf16: + SwiGLU)", 2, forward(gate_up, at.x_RD), [&](const ProductCodes& codes) {
+    if (codes.rows) {
+      grouped_gemm_forward(ctx, {.x_RI = at.x_RD,
+                                 .w_EOI = at.w_E2FD,
+                                 .y_RO = at.gate_up_R2F,
+                                 .offsets_E1 = at.offsets_E1,
+                                 .rows_E = at.rows_E,
+                                 .codes = codes.rows});
+      return;
+    }
     grouped_gate_up(ctx, {.x_RD = at.x_RD,
                           .w_E2FD = at.w_E2FD,
                           .gate_up_R2F = at.gate_up_R2F,
@@ -213,8 +229,7 @@ nlohmann::json bench_expert_products(const BenchOptions& options) {
                           .act_RF = at.act_RF,
                           .offsets_E1 = at.offsets_E1,
                           .rows_E = at.rows_E,
-                          .interleave = cuda::kGateUpInterleave,
-                          .codes = codes.rows});
+                          .interleave = cuda::kGateUpInterleave});
   });
   time("down", 1, forward(down, at.act_RF), [&](const ProductCodes& codes) {
     grouped_gemm_forward(ctx, {.x_RI = at.act_RF,
@@ -224,7 +239,16 @@ nlohmann::json bench_expert_products(const BenchOptions& options) {
                                .rows_E = at.rows_E,
                                .codes = codes.rows});
   });
-  time("down dgrad + dSwiGLU", 1, backward(down, at.x_RD, at.act_RF), [&](const ProductCodes& codes) {
+  time("down dgrad (bf16: + dSwiGLU)", 1, backward(down, at.x_RD, at.act_RF), [&](const ProductCodes& codes) {
+    if (codes.rows) {
+      grouped_gemm_dgrad(ctx, {.x_RI = at.dact_RF,
+                               .w_EOI = at.w_EDF,
+                               .y_RO = at.x_RD,
+                               .offsets_E1 = at.offsets_E1,
+                               .rows_E = at.rows_E,
+                               .codes = codes.rows});
+      return;
+    }
     grouped_down_backward(ctx, {.dy_RD = at.x_RD,
                                 .w_EDF = at.w_EDF,
                                 .gate_up_R2F = at.gate_up_R2F,
@@ -234,8 +258,7 @@ nlohmann::json bench_expert_products(const BenchOptions& options) {
                                 .dprobs_R = at.dprobs_R,
                                 .offsets_E1 = at.offsets_E1,
                                 .rows_E = at.rows_E,
-                                .interleave = cuda::kGateUpInterleave,
-                                .codes = codes.rows});
+                                .interleave = cuda::kGateUpInterleave});
   });
   time("gate_up dgrad", 2, backward(gate_up, at.dgate_up_R2F, at.x_RD), [&](const ProductCodes& codes) {
     grouped_gemm_dgrad(ctx, {.x_RI = at.x_RD,

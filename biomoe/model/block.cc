@@ -115,7 +115,8 @@ AttentionShape attention_shape(const ModelConfig& config, int64_t max_seqlen) {
 }
 
 BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& config,
-                                const ComputeTypes& types, int64_t tokens, const ExpertSplit& split) {
+                                const ComputeTypes& types, int64_t tokens, const ExpertSplit& split,
+                                bool passes_codes) {
   const int64_t T = tokens, D = config.hidden_size, A = config.num_attention_heads * config.key_width();
   BlockSaved saved;
   saved.norm1_TD = allocator.tensor(types.activation, {T, D});
@@ -126,7 +127,7 @@ BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& c
   saved.mid_TD = allocator.tensor(types.activation, {T, D});
   saved.norm2_TD = allocator.tensor(types.activation, {T, D});
   saved.rstd2_T = allocator.tensor(DType::kF32, {T});
-  saved.moe = allocate_moe_saved(allocator, moe_shape(config, types, split), T);
+  saved.moe = allocate_moe_saved(allocator, moe_shape(config, types, split), T, passes_codes);
   return saved;
 }
 

@@ -44,9 +44,10 @@ struct BlockSaved {
   TensorView rstd2_T;
   MoeSaved moe;
 };
-// Everything but x_TD, which outlives a recomputed block.
+// Everything but x_TD, which outlives a recomputed block. `passes_codes`: as of allocate_moe_saved.
 BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& config,
-                                const ComputeTypes& types, int64_t tokens, const ExpertSplit& split = {});
+                                const ComputeTypes& types, int64_t tokens, const ExpertSplit& split = {},
+                                bool passes_codes = false);
 
 // Shared by all blocks.
 struct BlockWorkspace {

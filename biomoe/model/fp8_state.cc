@@ -37,13 +37,19 @@ std::array<WeightShape, kNumProducts> weight_shapes(const ModelConfig& model, co
 }
 
 // Why each product does not multiply codes; "" where it does. Products of codes are those of all experts at
-// once.
+// once; fused ones pass codes on, and so are native together or not at all.
 std::array<std::string, kNumProducts> native_obstacles(const ModelConfig& model, const Fp8StateShape& shape) {
   std::array<std::string, kNumProducts> obstacles;
   const auto weights = weight_shapes(model, shape);
   for (size_t i = 0; i < kNumProducts; ++i) {
     obstacles[i] = native_obstacle(shape.config, shape.device, weights[i].out, weights[i].in);
     if (obstacles[i].empty() && shape.mode == ExpertFfnMode::kLoop) obstacles[i] = "one GEMM an expert";
+  }
+  if (shape.mode != ExpertFfnMode::kFusedGroupedMlp) return obstacles;
+  for (const auto& [product, other] : {std::pair{kGateUp, kDown}, std::pair{kDown, kGateUp}}) {
+    if (obstacles[product].empty() && !obstacles[other].empty()) {
+      obstacles[product] = fmt::format("{} cannot be native", kProductNames[other]);
+    }
   }
   return obstacles;
 }
@@ -58,6 +64,11 @@ int64_t scales_a_layer(int64_t experts) {
 
 bool fp8_layer(const ModelConfig& model, int64_t layer) {
   return model.layer_precision.empty() || model.layer_precision.at(static_cast<size_t>(layer)) == "fp8";
+}
+
+bool passes_codes(const ModelConfig& model, const Fp8StateShape& shape) {
+  return shape.config.enabled && shape.mode == ExpertFfnMode::kFusedGroupedMlp &&
+         native_obstacles(model, shape)[kDown].empty();
 }
 
 Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig& model,
@@ -92,7 +103,7 @@ Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig
   return memory;
 }
 
-// Rows' codes are those of one product at a time.
+// Rows' codes are those of one product at a time, but where fused products pass them on.
 void Fp8State::lay_out_codes(TensorAllocator& allocator, const ModelConfig& model, const Fp8StateShape& shape,
                              Memory& memory) {
   const int64_t R = moe_shape(model, shape.types, shape.split).rows(shape.tokens);
@@ -105,6 +116,10 @@ void Fp8State::lay_out_codes(TensorAllocator& allocator, const ModelConfig& mode
   }
   if (products.empty()) return;
   const RowCodes rows = allocate_row_codes(allocator, products, shape.training);
+  CodesAndScales down_gradient = rows.gradient;
+  if (shape.training && passes_codes(model, shape)) {
+    down_gradient = allocate_gradient_codes(allocator, {R, weights[kDown].out, weights[kDown].in});
+  }
   memory.codes.resize(static_cast<size_t>(model.num_hidden_layers));
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
     if (!fp8_layer(model, layer)) continue;
@@ -114,6 +129,7 @@ void Fp8State::lay_out_codes(TensorAllocator& allocator, const ModelConfig& mode
       codes =
           allocate_weight_codes(allocator, weights[i].experts, weights[i].out, weights[i].in, shape.training);
       codes.rows = rows;
+      if (i == kDown) codes.rows.gradient = down_gradient;
     }
   }
 }

@@ -75,4 +75,8 @@ class Fp8State {
 // Whether layer `layer` of the model is trained in 8 bits where fp8_config.enabled.
 bool fp8_layer(const ModelConfig& model, int64_t layer);
 
+// Whether in such a layer what the experts' activation computes goes on as codes (see Sequential::codes_at),
+// so that MoeSaved::act_RF is not needed.
+bool passes_codes(const ModelConfig& model, const Fp8StateShape& shape);
+
 }  // namespace biomoe

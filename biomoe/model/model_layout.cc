@@ -36,17 +36,22 @@ void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, 
                          Activations& act) {
   const int64_t T = tokens, D = config.hidden_size;
   act.blocks.resize(static_cast<size_t>(config.num_hidden_layers));
+  const bool native = passes_codes(config, fp8_shape(limits, types));
+  const auto passes = [&](int64_t layer) { return native && fp8_layer(config, layer); };
+  // Of layers that are computed again, or are not trained: what any of them needs.
+  bool all_pass = native;
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) all_pass = all_pass && passes(layer);
   BlockSaved shared;
   bool have_shared = false;
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     BlockSaved& saved = act.blocks[static_cast<size_t>(layer)];
     const bool own = limits.training && layer >= limits.recompute_layers;
     if (!own && !have_shared) {
-      shared = allocate_block_saved(allocator, config, types, T, split);
+      shared = allocate_block_saved(allocator, config, types, T, split, all_pass);
       shared.x_TD = allocator.tensor(types.activation, {T, D});
       have_shared = true;
     }
-    saved = own ? allocate_block_saved(allocator, config, types, T, split) : shared;
+    saved = own ? allocate_block_saved(allocator, config, types, T, split, passes(layer)) : shared;
     if (limits.training) saved.x_TD = allocator.tensor(types.activation, {T, D});
   }
   act.workspace = allocate_block_workspace(allocator, config, types, T, limits.training, split);

@@ -72,9 +72,6 @@ std::string GroupedLinear::precision(Device device) const {
 GroupedLinear::Operands GroupedLinear::forward_operands(Context& ctx, const ExpertRows& rows,
                                                         TensorView x_RI) const {
   if (!quantizer) return {x_RI, w_EOI};
-  if (native()) {
-    return {x_RI, w_EOI, quantizer.native_forward(ctx, x_RI, rows.offsets_E1)};
-  }
   return {quantizer.rows(ctx, Operand::kActivation, false, x_RI, rows.offsets_E1),
           quantizer.weights(ctx, false, w_EOI)};
 }
@@ -85,26 +82,30 @@ OperandQuantizer::BackwardCodes GroupedLinear::backward_codes(Context& ctx, cons
   return quantizer.native_backward(ctx, dy_RO, x_RI, rows.offsets_E1);
 }
 
-GroupedLinear::Operands GroupedLinear::dgrad_operands(Context& ctx, const ExpertRows& rows, TensorView dy_RO,
-                                                      const BlockScaledCodes& codes) const {
-  BM_CHECK(static_cast<bool>(codes) == native(), "{}: codes of dy, expected where products are native",
-           str());
-  if (!quantizer || codes) return {dy_RO, w_EOI, codes};
+GroupedLinear::Operands GroupedLinear::dgrad_operands(Context& ctx, const ExpertRows& rows,
+                                                      TensorView dy_RO) const {
+  if (!quantizer) return {dy_RO, w_EOI};
   return {quantizer.rows(ctx, Operand::kGradient, false, dy_RO, rows.offsets_E1),
           quantizer.weights(ctx, true, w_EOI)};
 }
 
-void GroupedLinear::forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, TensorView y_RO) const {
-  const auto [x, w, codes] = forward_operands(ctx, rows, x_RI);
+void GroupedLinear::forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, TensorView y_RO,
+                            const BlockScaledCodes& codes) const {
+  BM_CHECK(!codes || native(), "{}: codes of x, and products are not native", str());
+  const BlockScaledCodes of_x =
+      !codes && native() ? quantizer.native_forward(ctx, x_RI, rows.offsets_E1) : codes;
+  const auto [x, w] = of_x ? Operands{x_RI, w_EOI} : forward_operands(ctx, rows, x_RI);
   run(ctx, Pass::kForward, *this, rows,
-      {.x_RI = x, .w_EOI = w, .y_RO = y_RO, .offsets_E1 = {}, .codes = codes});
+      {.x_RI = x, .w_EOI = w, .y_RO = y_RO, .offsets_E1 = {}, .codes = of_x});
 }
 
 void GroupedLinear::dgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView dx_RI,
                           const BlockScaledCodes& codes) const {
-  const Operands of = dgrad_operands(ctx, rows, dy_RO, codes);
+  BM_CHECK(static_cast<bool>(codes) == native(), "{}: codes of dy, expected where products are native",
+           str());
+  const auto [dy, w] = codes ? Operands{dy_RO, w_EOI} : dgrad_operands(ctx, rows, dy_RO);
   run(ctx, Pass::kDgrad, *this, rows,
-      {.x_RI = dx_RI, .w_EOI = of.weights, .y_RO = of.rows, .offsets_E1 = {}, .codes = of.codes});
+      {.x_RI = dx_RI, .w_EOI = w, .y_RO = dy, .offsets_E1 = {}, .codes = codes});
 }
 
 void GroupedLinear::wgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView x_RI,

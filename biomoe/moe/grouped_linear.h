@@ -32,18 +32,18 @@ struct GroupedLinear {
   // How its products run on `device`: "bf16", "Float8BlockScaling native" or "... emulated: <why>".
   std::string precision(Device device) const;
 
-  // What the products of forward and dgrad multiply: rows (x, or dy) and weights, quantised where there is a
-  // quantizer; or, where it is native, their codes. Good until the next call.
+  // What the products of forward and dgrad multiply where the layer is not native: rows (x, or dy) and
+  // weights, quantised where there is a quantizer. Good until the next call.
   struct Operands {
     TensorView rows, weights;
-    BlockScaledCodes codes{};
   };
   Operands forward_operands(Context& ctx, const ExpertRows& rows, TensorView x_RI) const;
-  // With what backward_codes() gave for this dy.
-  Operands dgrad_operands(Context& ctx, const ExpertRows& rows, TensorView dy_RO,
-                          const BlockScaledCodes& codes) const;
+  Operands dgrad_operands(Context& ctx, const ExpertRows& rows, TensorView dy_RO) const;
 
-  void forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, TensorView y_RO) const;  // y assigned
+  // Where a native layer is given the codes of its operands, those of x and dy need no memory: only their
+  // shapes and types are read. y assigned; without codes a native layer makes those of x.
+  void forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, TensorView y_RO,
+               const BlockScaledCodes& codes = {}) const;
   // Backward begins with the codes of both of its products, where the layer is native; else there are none.
   // x may be absent where wgrad does not follow.
   OperandQuantizer::BackwardCodes backward_codes(Context& ctx, const ExpertRows& rows, TensorView dy_RO,

@@ -51,7 +51,8 @@ ExpertRows expert_rows(Context& ctx, ExpertFfnMode mode, const MoeSaved& saved,
 
 }  // namespace
 
-MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens) {
+MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens,
+                            bool passes_codes) {
   const int64_t rows = shape.rows(tokens);
   MoeSaved saved;
   saved.probs_TE = allocator.tensor(DType::kF32, {tokens, shape.experts});
@@ -61,7 +62,7 @@ MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, i
   allocate_dispatch_saved(allocator, shape, tokens, saved);
   saved.row_weights_R = allocator.tensor(DType::kF32, {rows});
   saved.gate_up_R2F = allocator.tensor(shape.type, {rows, 2 * shape.expert_width});
-  saved.act_RF = allocator.tensor(shape.type, {rows, shape.expert_width});
+  if (!passes_codes) saved.act_RF = allocator.tensor(shape.type, {rows, shape.expert_width});
   return saved;
 }
 

@@ -95,9 +95,11 @@ struct MoeSaved {
   MessageTables messages;
   TensorView row_weights_R;  // routing weights in row order
   TensorView gate_up_R2F;    // overwritten by backward
-  TensorView act_RF;         // silu(gate) * up * weight
+  TensorView act_RF;         // silu(gate) * up * weight; absent where it passes codes on
 };
-MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens);
+// `passes_codes`: see Sequential::codes_at().
+MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens,
+                            bool passes_codes = false);
 
 // Memory shared by all layers, free between calls.
 struct MoeWorkspace {

@@ -8,6 +8,7 @@
 #include "biomoe/core/error.h"
 #include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/quantize.h"
+#include "biomoe/ops/scaled_swiglu_codes.h"
 
 namespace biomoe {
 namespace {
@@ -51,26 +52,36 @@ LayerCodes allocate_weight_codes(TensorAllocator& allocator, int64_t experts, in
   return codes;
 }
 
+namespace {
+
+// Of `elements` of rows that are padded for their scales, of which there is one for 128.
+CodesAndScales allocate_codes(TensorAllocator& allocator, int64_t elements) {
+  CodesAndScales codes;
+  codes.codes = allocator.tensor(DType::kU8, {elements});
+  codes.scales = allocator.tensor(DType::kF32, {elements / cuda::kScaleBlock});
+  return codes;
+}
+
+}  // namespace
+
 RowCodes allocate_row_codes(TensorAllocator& allocator, std::span<const ProductRows> products,
                             bool training) {
-  int64_t outputs = 0, inputs = 0;  // codes; of as many there are scales for 128 each, of padded rows
+  int64_t outputs = 0, inputs = 0;
   for (const ProductRows& product : products) {
     const int64_t rows = row_scales_stride(product.rows);
     outputs = std::max(outputs, rows * product.out);
     inputs = std::max(inputs, rows * product.in);
   }
-  const auto codes_of = [&](int64_t count) { return allocator.tensor(DType::kU8, {count}); };
-  const auto scales_of = [&](int64_t count) {
-    return allocator.tensor(DType::kF32, {count / cuda::kScaleBlock});
-  };
-  const int64_t rows = training ? std::max(outputs, inputs) : inputs;
   RowCodes codes;
-  codes.codes = codes_of(rows);
-  codes.scales = scales_of(rows);
+  codes.rows = allocate_codes(allocator, training ? std::max(outputs, inputs) : inputs);
   if (!training) return codes;
-  codes.gradient = {codes_of(outputs), scales_of(outputs)};
-  codes.input = {codes_of(inputs), scales_of(inputs)};
+  codes.gradient = allocate_codes(allocator, outputs);
+  codes.input = allocate_codes(allocator, inputs);
   return codes;
+}
+
+CodesAndScales allocate_gradient_codes(TensorAllocator& allocator, const ProductRows& product) {
+  return allocate_codes(allocator, row_scales_stride(product.rows) * product.out);
 }
 
 std::string native_obstacle(const Fp8Config& config, Device device, int64_t out, int64_t in) {
@@ -132,69 +143,143 @@ void OperandQuantizer::quantize_weights(Context& ctx, TensorView w_GOI) const {
 
 namespace {
 
-// What a product that sums over columns, and one that sums over rows, take of an operand.
-void ask_for_rows(QuantizeArgs& args, const RowCodes& memory) {
-  const Shape scales{args.x_RC.shape[1] / cuda::kScaleBlock, row_scales_stride(args.x_RC.shape[0])};
-  BM_CHECK(memory.codes.num_elements() >= args.x_RC.num_elements() &&
+void check_room(const CodesAndScales& memory, const Shape& operand, const Shape& scales) {
+  BM_CHECK(memory.codes.num_elements() >= operand.num_elements() &&
                memory.scales.num_elements() >= scales.num_elements(),
-           "an operand of {} and memory for {} codes and {} scales", args.x_RC.shape.str(),
+           "an operand of {} and memory for {} codes and {} scales", operand.str(),
            memory.codes.num_elements(), memory.scales.num_elements());
-  args.data_RC = TensorView(memory.codes.data, DType::kU8, args.x_RC.shape);
-  args.row_scales_BR = TensorView(memory.scales.data, DType::kF32, scales);
 }
 
-void ask_for_columns(QuantizeArgs& args, const RowCodes::ByColumn& memory) {
-  const int64_t rows = args.x_RC.shape[0], columns = args.x_RC.shape[1];
-  const Shape scales{(rows + cuda::kScaleBlock - 1) / cuda::kScaleBlock, columns};
-  BM_CHECK(memory.codes.num_elements() >= args.x_RC.num_elements() &&
-               memory.scales.num_elements() >= scales.num_elements(),
-           "an operand of {} and memory for {} codes by column and {} scales", args.x_RC.shape.str(),
-           memory.codes.num_elements(), memory.scales.num_elements());
-  args.column_codes_CR = TensorView(memory.codes.data, DType::kU8, {columns, rows});
-  args.column_scales_BC = TensorView(memory.scales.data, DType::kF32, scales);
+// What a product that sums over columns, and one that sums over rows, take of an operand.
+CodesAndScales row_codes_in(const CodesAndScales& memory, const Shape& operand) {
+  const Shape scales{operand[1] / cuda::kScaleBlock, row_scales_stride(operand[0])};
+  check_room(memory, operand, scales);
+  return {TensorView(memory.codes.data, DType::kU8, operand),
+          TensorView(memory.scales.data, DType::kF32, scales)};
+}
+
+CodesAndScales column_codes_in(const CodesAndScales& memory, const Shape& operand) {
+  const Shape scales{(operand[0] + cuda::kScaleBlock - 1) / cuda::kScaleBlock, operand[1]};
+  check_room(memory, operand, scales);
+  return {TensorView(memory.codes.data, DType::kU8, Shape{operand[1], operand[0]}),
+          TensorView(memory.scales.data, DType::kF32, scales)};
+}
+
+void ask_for(QuantizeArgs& args, const CodesAndScales& rows, const CodesAndScales& columns) {
+  args.data_RC = rows.codes;
+  args.row_scales_BR = rows.scales;
+  args.column_codes_CR = columns.codes;
+  args.column_scales_BC = columns.scales;
+}
+
+QuantizeArgs quantize_args(const OperandQuantizer& quantizer, Operand operand, TensorView x_RC,
+                           TensorView offsets_G1) {
+  QuantizeArgs args;
+  set_operand(args, quantization_spec(*quantizer.config, operand, false), x_RC);
+  args.offsets_E1 = offsets_G1;
+  return args;
+}
+
+BlockScaledCodes with_weights(const CodesAndScales& rows, const LayerCodes& layer) {
+  return {.rows_RK = rows.codes,
+          .row_scales_BR = rows.scales,
+          .weights_ENK = layer.weights_EOI,
+          .weight_scales_NB = layer.weight_scales_NB};
+}
+
+BlockScaledCodes with_transposed_weights(const CodesAndScales& rows, const LayerCodes& layer) {
+  return {.rows_RK = rows.codes,
+          .row_scales_BR = rows.scales,
+          .weights_ENK = layer.transposed_EIO,
+          .weight_scales_NB = layer.weight_scales_NB};
 }
 
 }  // namespace
 
 BlockScaledCodes OperandQuantizer::native_forward(Context& ctx, TensorView x_RI,
                                                   TensorView offsets_G1) const {
-  QuantizeArgs args;
-  set_operand(args, quantization_spec(*config, Operand::kActivation, false), x_RI);
-  args.offsets_E1 = offsets_G1;
-  ask_for_rows(args, codes.rows);
+  QuantizeArgs args = quantize_args(*this, Operand::kActivation, x_RI, offsets_G1);
+  const CodesAndScales rows = row_codes_in(codes.rows.rows, x_RI.shape);
+  ask_for(args, rows, {});
   quantize(ctx, args);
-  return {.rows_RK = args.data_RC,
-          .row_scales_BR = args.row_scales_BR,
-          .weights_ENK = codes.weights_EOI,
-          .weight_scales_NB = codes.weight_scales_NB};
+  return with_weights(rows, codes);
 }
 
 OperandQuantizer::BackwardCodes OperandQuantizer::native_backward(Context& ctx, TensorView dy_RO,
                                                                   TensorView x_RI,
                                                                   TensorView offsets_G1) const {
-  QuantizeArgs gradient;
-  set_operand(gradient, quantization_spec(*config, Operand::kGradient, false), dy_RO);
-  gradient.offsets_E1 = offsets_G1;
-  ask_for_rows(gradient, codes.rows);
-  BackwardCodes result;
   if (x_RI) {
-    ask_for_columns(gradient, codes.rows.gradient);
-    QuantizeArgs input;
-    set_operand(input, quantization_spec(*config, Operand::kActivation, false), x_RI);
-    input.offsets_E1 = offsets_G1;
-    ask_for_columns(input, codes.rows.input);
-    quantize(ctx, input);
-    result.wgrad = {.y_OR = gradient.column_codes_CR,
-                    .y_scales_BO = gradient.column_scales_BC,
-                    .x_IR = input.column_codes_CR,
-                    .x_scales_BI = input.column_scales_BC};
+    BackwardCodes result = native_gradient(ctx, dy_RO, offsets_G1);
+    native_input(ctx, x_RI, offsets_G1, result.wgrad);
+    return result;
   }
-  quantize(ctx, gradient);
-  result.dgrad = {.rows_RK = gradient.data_RC,
-                  .row_scales_BR = gradient.row_scales_BR,
-                  .weights_ENK = codes.transposed_EIO,
-                  .weight_scales_NB = codes.weight_scales_NB};
-  return result;
+  QuantizeArgs args = quantize_args(*this, Operand::kGradient, dy_RO, offsets_G1);
+  const CodesAndScales rows = row_codes_in(codes.rows.rows, dy_RO.shape);
+  ask_for(args, rows, {});
+  quantize(ctx, args);
+  return {.dgrad = with_transposed_weights(rows, codes)};
+}
+
+OperandQuantizer::BackwardCodes OperandQuantizer::native_gradient(Context& ctx, TensorView dy_RO,
+                                                                  TensorView offsets_G1) const {
+  QuantizeArgs args = quantize_args(*this, Operand::kGradient, dy_RO, offsets_G1);
+  const CodesAndScales rows = row_codes_in(codes.rows.rows, dy_RO.shape);
+  const CodesAndScales columns = column_codes_in(codes.rows.gradient, dy_RO.shape);
+  ask_for(args, rows, columns);
+  quantize(ctx, args);
+  return {.dgrad = with_transposed_weights(rows, codes),
+          .wgrad = {.y_OR = columns.codes, .y_scales_BO = columns.scales}};
+}
+
+void OperandQuantizer::native_input(Context& ctx, TensorView x_RI, TensorView offsets_G1,
+                                    ColumnScaledCodes& wgrad) const {
+  QuantizeArgs args = quantize_args(*this, Operand::kActivation, x_RI, offsets_G1);
+  const CodesAndScales columns = column_codes_in(codes.rows.input, x_RI.shape);
+  ask_for(args, {}, columns);
+  quantize(ctx, args);
+  wgrad.x_IR = columns.codes;
+  wgrad.x_scales_BI = columns.scales;
+}
+
+BlockScaledCodes OperandQuantizer::native_forward(Context& ctx, const SwigluRows& swiglu) const {
+  const Shape act{swiglu.gate_up_R2F.shape[0], swiglu.gate_up_R2F.shape[1] / 2};
+  const CodesAndScales rows = row_codes_in(codes.rows.rows, act);
+  scaled_swiglu_codes_forward(ctx, {.gate_up_R2F = swiglu.gate_up_R2F,
+                                    .probs_R = swiglu.probs_R,
+                                    .offsets_E1 = swiglu.offsets_E1,
+                                    .act_codes_RF = rows.codes,
+                                    .act_row_scales_BR = rows.scales,
+                                    .rule = quantization_spec(*config, Operand::kActivation, false).rule,
+                                    .interleave = swiglu.interleave});
+  return with_weights(rows, codes);
+}
+
+OperandQuantizer::BackwardCodes OperandQuantizer::native_swiglu_backward(
+    Context& ctx, const SwigluRows& swiglu, TensorView dact_RF, TensorView dprobs_R,
+    const OperandQuantizer& down, ColumnScaledCodes& down_wgrad) const {
+  BM_CHECK(codes.rows.gradient.codes.data != down.codes.rows.gradient.codes.data,
+           "the gradients on both sides of an activation need codes in memory of their own");
+  const Shape& gate_up = swiglu.gate_up_R2F.shape;
+  const CodesAndScales rows = row_codes_in(codes.rows.rows, gate_up);
+  const CodesAndScales columns = column_codes_in(codes.rows.gradient, gate_up);
+  const CodesAndScales act = column_codes_in(down.codes.rows.input, dact_RF.shape);
+  scaled_swiglu_codes_backward(ctx, {.dact_RF = dact_RF,
+                                     .gate_up_R2F = swiglu.gate_up_R2F,
+                                     .probs_R = swiglu.probs_R,
+                                     .offsets_E1 = swiglu.offsets_E1,
+                                     .dgate_up_codes_R2F = rows.codes,
+                                     .dgate_up_row_scales_BR = rows.scales,
+                                     .dgate_up_column_codes_2FR = columns.codes,
+                                     .dgate_up_column_scales_B2F = columns.scales,
+                                     .act_column_codes_FR = act.codes,
+                                     .act_column_scales_BF = act.scales,
+                                     .dprobs_R = dprobs_R,
+                                     .rule = quantization_spec(*config, Operand::kGradient, false).rule,
+                                     .interleave = swiglu.interleave});
+  down_wgrad.x_IR = act.codes;
+  down_wgrad.x_scales_BI = act.scales;
+  return {.dgrad = with_transposed_weights(rows, codes),
+          .wgrad = {.y_OR = columns.codes, .y_scales_BO = columns.scales}};
 }
 
 }  // namespace biomoe

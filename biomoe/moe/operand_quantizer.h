@@ -23,22 +23,32 @@ struct DelayedScales {
   TensorView amax_G;    // f32, raised to what is seen
 };
 
-// Native products: memory for the codes of rows, which may be that of all layers: flat, for the largest of
-// them. `by_column`: of the operands of a weight gradient; absent where there is no backward.
-struct RowCodes {
-  struct ByColumn {
-    TensorView codes{};   // u8
-    TensorView scales{};  // f32
-  };
+// Codes and their scales: memory for them, flat, or those of one operand.
+struct CodesAndScales {
   TensorView codes{};   // u8
   TensorView scales{};  // f32
-  ByColumn gradient{}, input{};
+};
+
+// Native products: memory for the codes of rows, which may be that of all layers, for the largest of them.
+// `gradient` and `input` are by column, of the operands of a weight gradient; absent where there is no
+// backward. Two layers with a ScaledSwiGLU between them that a Sequential fuses share all but `gradient`.
+struct RowCodes {
+  CodesAndScales rows{};
+  CodesAndScales gradient{}, input{};
 };
 // Of the largest of products of `rows` rows with weights of [out, in].
 struct ProductRows {
   int64_t rows = 0, out = 0, in = 0;
 };
 RowCodes allocate_row_codes(TensorAllocator& allocator, std::span<const ProductRows> products, bool training);
+// RowCodes::gradient of a product alone.
+CodesAndScales allocate_gradient_codes(TensorAllocator& allocator, const ProductRows& product);
+
+// A ScaledSwiGLU between two native layers: what it reads, as in ops/scaled_swiglu.h.
+struct SwigluRows {
+  TensorView gate_up_R2F, probs_R, offsets_E1;
+  int64_t interleave = 0;
+};
 
 // Native products: where the codes of a layer are.
 struct LayerCodes {
@@ -88,6 +98,18 @@ struct OperandQuantizer {
     ColumnScaledCodes wgrad{};
   };
   BackwardCodes native_backward(Context& ctx, TensorView dy_RO, TensorView x_RI, TensorView offsets_G1) const;
+  // Those of dy alone, whose part of the weight gradient's is there too; and that of x.
+  BackwardCodes native_gradient(Context& ctx, TensorView dy_RO, TensorView offsets_G1) const;
+  void native_input(Context& ctx, TensorView x_RI, TensorView offsets_G1, ColumnScaledCodes& wgrad) const;
+
+  // The operands of y = act w^T, for act that is not there but made of what is before the activation.
+  BlockScaledCodes native_forward(Context& ctx, const SwigluRows& swiglu) const;
+  // This layer being the one before the activation and `down` the one after it: from the gradient of act
+  // (overwritten) those of both of this layer's products, less x, and act for down's weight gradient. dprobs
+  // is assigned.
+  BackwardCodes native_swiglu_backward(Context& ctx, const SwigluRows& swiglu, TensorView dact_RF,
+                                       TensorView dprobs_R, const OperandQuantizer& down,
+                                       ColumnScaledCodes& down_wgrad) const;
 };
 
 }  // namespace biomoe

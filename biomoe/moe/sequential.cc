@@ -50,6 +50,9 @@ std::string fused_mlp_obstacle(Device device, DType type, const GroupedLinear& g
     if (linear->product == GroupedProduct::kLoop)
       return fmt::format("{} runs one GEMM an expert", linear->str());
   }
+  if (gate_up.native() != down.native()) {
+    return fmt::format("of {} and {} only one multiplies codes", gate_up.str(), down.str());
+  }
   if (device == Device::kCuda && type != DType::kBF16) {
     return fmt::format("the GPU's fused kernels compute in BF16, not {}", dtype_name(type));
   }
@@ -166,13 +169,59 @@ std::string Sequential::describe() const {
   return text;
 }
 
+bool Sequential::codes_at(size_t i) const {
+  return fused_[i] && linear(i).native();
+}
+
+SwigluRows Sequential::swiglu_of_codes(size_t first, const ExpertRows& rows, TensorView scales_R,
+                                       const SequentialMemory& memory) const {
+  return {.gate_up_R2F = memory.hidden[first],
+          .probs_R = scales_R,
+          .offsets_E1 = rows.offsets_E1,
+          .interleave = std::get<ScaledSwiGLU>(layers_[first + 1]).interleave};
+}
+
+void Sequential::forward_codes(Context& ctx, size_t first, const ExpertRows& rows, TensorView x_RI,
+                               TensorView scales_R, const SequentialMemory& memory, TensorView y_RO) const {
+  const GroupedLinear &gate_up = linear(first), &down = linear(first + 2);
+  gate_up.forward(ctx, rows, x_RI, memory.hidden[first]);
+  const BlockScaledCodes act =
+      down.quantizer.native_forward(ctx, swiglu_of_codes(first, rows, scales_R, memory));
+  down.forward(ctx, rows, TensorView(nullptr, type_, act.rows_RK.shape), y_RO, act);
+}
+
+void Sequential::backward_codes(Context& ctx, size_t first, const ExpertRows& rows,
+                                const SequentialMemory& memory, const SequentialBackward& args) const {
+  const GroupedLinear &gate_up = linear(first), &down = linear(first + 2);
+  const TensorView dy = first + 3 == count_ ? args.dy_RO : memory.gradient[first + 2];
+  const TensorView input = first == 0 ? args.x_RI : memory.hidden[first - 1];
+  const TensorView dinput = first == 0 ? args.dx_RI : memory.gradient[first - 1];
+  const TensorView dact = memory.gradient[first + 1];
+  auto of_down = down.quantizer.native_gradient(ctx, dy, rows.offsets_E1);
+  down.dgrad(ctx, rows, dy, dact, of_down.dgrad);
+  auto of_gate_up =
+      gate_up.quantizer.native_swiglu_backward(ctx, swiglu_of_codes(first, rows, args.scales_R, memory), dact,
+                                               args.dscales_R, down.quantizer, of_down.wgrad);
+  // The codes of act give way to those of the input.
+  if (down.dw_EOI) down.wgrad(ctx, rows, dy, dact, args.accumulate, of_down.wgrad);
+  const TensorView dgate_up(nullptr, type_, memory.hidden[first].shape);
+  if (gate_up.dw_EOI) {
+    gate_up.quantizer.native_input(ctx, input, rows.offsets_E1, of_gate_up.wgrad);
+    gate_up.wgrad(ctx, rows, dgate_up, input, args.accumulate, of_gate_up.wgrad);
+  }
+  if (dinput) gate_up.dgrad(ctx, rows, dgate_up, dinput, of_gate_up.dgrad);
+}
+
 void Sequential::forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, TensorView scales_R,
                          const SequentialMemory& memory, TensorView y_RO) const {
   for (size_t i = 0; i < count_; ++i) {
     const auto output = [&](size_t of) { return of + 1 == count_ ? y_RO : memory.hidden[of]; };
     const TensorView input = i == 0 ? x_RI : memory.hidden[i - 1];
-    if (fused_[i]) {
-      const auto [x, w, codes] = std::get<GroupedLinear>(layers_[i]).forward_operands(ctx, rows, input);
+    if (codes_at(i)) {
+      forward_codes(ctx, i, rows, input, scales_R, memory, output(i + 2));
+      i += 2;
+    } else if (fused_[i]) {
+      const auto [x, w] = linear(i).forward_operands(ctx, rows, input);
       grouped_gate_up(ctx, {.x_RD = x,
                             .w_E2FD = w,
                             .gate_up_R2F = memory.hidden[i],
@@ -180,12 +229,11 @@ void Sequential::forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, 
                             .act_RF = memory.hidden[i + 1],
                             .offsets_E1 = rows.offsets_E1,
                             .rows_E = rows.rows_E,
-                            .interleave = std::get<ScaledSwiGLU>(layers_[i + 1]).interleave,
-                            .codes = codes});
-      std::get<GroupedLinear>(layers_[i + 2]).forward(ctx, rows, memory.hidden[i + 1], output(i + 2));
+                            .interleave = std::get<ScaledSwiGLU>(layers_[i + 1]).interleave});
+      linear(i + 2).forward(ctx, rows, memory.hidden[i + 1], output(i + 2));
       i += 2;
-    } else if (const auto* linear = std::get_if<GroupedLinear>(&layers_[i])) {
-      linear->forward(ctx, rows, input, output(i));
+    } else if (const auto* layer = std::get_if<GroupedLinear>(&layers_[i])) {
+      layer->forward(ctx, rows, input, output(i));
     } else {
       scaled_swiglu_forward(ctx, {.gate_up_R2F = input,
                                   .probs_R = scales_R,
@@ -199,6 +247,11 @@ void Sequential::forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, 
 void Sequential::backward(Context& ctx, const ExpertRows& rows, const SequentialMemory& memory,
                           const SequentialBackward& args) const {
   for (size_t i = count_; i-- > 0;) {
+    if (i >= 2 && codes_at(i - 2)) {
+      i -= 2;
+      backward_codes(ctx, i, rows, memory, args);
+      continue;
+    }
     const TensorView dy = i + 1 == count_ ? args.dy_RO : memory.gradient[i];
     const TensorView input = i == 0 ? args.x_RI : memory.hidden[i - 1];
     const TensorView dinput = i == 0 ? args.dx_RI : memory.gradient[i - 1];
@@ -212,12 +265,12 @@ void Sequential::backward(Context& ctx, const ExpertRows& rows, const Sequential
                                    .interleave = activation->interleave});
       continue;
     }
-    const auto& linear = std::get<GroupedLinear>(layers_[i]);
+    const GroupedLinear& layer = linear(i);
     // Before the gradient of the input may replace the input.
-    const auto of = linear.backward_codes(ctx, rows, dy, linear.dw_EOI ? input : TensorView());
-    if (linear.dw_EOI) linear.wgrad(ctx, rows, dy, input, args.accumulate, of.wgrad);
+    const auto of = layer.backward_codes(ctx, rows, dy, layer.dw_EOI ? input : TensorView());
+    if (layer.dw_EOI) layer.wgrad(ctx, rows, dy, input, args.accumulate, of.wgrad);
     if (i >= 2 && fused_[i - 2]) {
-      const auto [dout, w, codes] = linear.dgrad_operands(ctx, rows, dy, of.dgrad);
+      const auto [dout, w] = layer.dgrad_operands(ctx, rows, dy);
       grouped_down_backward(ctx, {.dy_RD = dout,
                                   .w_EDF = w,
                                   .gate_up_R2F = memory.hidden[i - 2],
@@ -227,11 +280,10 @@ void Sequential::backward(Context& ctx, const ExpertRows& rows, const Sequential
                                   .dprobs_R = args.dscales_R,
                                   .offsets_E1 = rows.offsets_E1,
                                   .rows_E = rows.rows_E,
-                                  .interleave = std::get<ScaledSwiGLU>(layers_[i - 1]).interleave,
-                                  .codes = codes});
+                                  .interleave = std::get<ScaledSwiGLU>(layers_[i - 1]).interleave});
       --i;  // the activation is done
     } else if (dinput) {
-      linear.dgrad(ctx, rows, dy, dinput, of.dgrad);
+      layer.dgrad(ctx, rows, dy, dinput, of.dgrad);
     }
   }
 }

@@ -1,5 +1,7 @@
 // Sequential: layers over rows in expert order, run one after the other, where GroupedLinear -> ScaledSwiGLU
-// -> GroupedLinear becomes one fused operation forward and one backward.
+// -> GroupedLinear becomes one fused operation forward and one backward. In BF16 the activation is in the
+// epilogues of the products. Where both layers are native it is a pass of its own that reads and writes what
+// the products do as codes: what it computes never lies in memory in BF16.
 #pragma once
 
 #include <array>
@@ -38,9 +40,11 @@ std::string fused_mlp_device_obstacle(Device device, int64_t expert_width, int64
 // Of one call and its backward; all views of [R, ...] with room for every row.
 struct SequentialMemory {
   static constexpr size_t kMaxHidden = 7;
-  // Output of each layer but the last. Kept from forward to backward, which may overwrite it.
+  // Output of each layer but the last. Kept from forward to backward, which may overwrite it. That of a
+  // ScaledSwiGLU which passes codes on (see Sequential::codes_at) is not there: it may be absent.
   std::array<TensorView, kMaxHidden> hidden{};
-  // Gradient of each of them; may be the hidden output itself. Under a ScaledSwiGLU it always is.
+  // Gradient of each of them; may be the hidden output itself. Under a ScaledSwiGLU it always is, or is not
+  // there where the ScaledSwiGLU passes codes on.
   std::array<TensorView, kMaxHidden> gradient{};
 };
 
@@ -74,6 +78,7 @@ class Sequential {
   // Which layers run as what, why others are not fused, and in what precision; one line each.
   std::string describe() const;
   bool fused_at(size_t i) const { return fused_[i]; }  // layers i, i+1 and i+2 are one operation
+  bool codes_at(size_t i) const;                       // and this one's products are native
 
   // y = layers(x), assigned. scales_R (f32) is read where there is a ScaledSwiGLU.
   void forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, TensorView scales_R,
@@ -84,6 +89,14 @@ class Sequential {
 
  private:
   std::string obstacle_at(size_t i) const;  // to a fusion of layers i, i+1, i+2
+  const GroupedLinear& linear(size_t i) const { return std::get<GroupedLinear>(layers_[i]); }
+  SwigluRows swiglu_of_codes(size_t first, const ExpertRows& rows, TensorView scales_R,
+                             const SequentialMemory& memory) const;
+  // Of the three layers from `first` on: see codes_at().
+  void forward_codes(Context& ctx, size_t first, const ExpertRows& rows, TensorView x_RI, TensorView scales_R,
+                     const SequentialMemory& memory, TensorView y_RO) const;
+  void backward_codes(Context& ctx, size_t first, const ExpertRows& rows, const SequentialMemory& memory,
+                      const SequentialBackward& args) const;
   std::string precisions_of(size_t i) const;
   void check_widths() const;
 

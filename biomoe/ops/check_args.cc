@@ -16,7 +16,7 @@ void check_tensor(const char* op, const char* argument, const TensorView& view, 
     throw failure("{}: {} {} has a row stride of {}, expected a contiguous tensor", op, argument, shape.str(),
                   view.row_stride);
   }
-  if (!view && shape.num_elements() > 0) {
+  if (layout != Layout::kShapeOnly && !view && shape.num_elements() > 0) {
     throw failure("{}: {} {} is absent", op, argument, shape.str());
   }
 }

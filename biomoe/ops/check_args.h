@@ -8,7 +8,8 @@
 namespace biomoe {
 
 // kRows: consecutive rows may be further apart than their elements (a column band of a wider matrix).
-enum class Layout { kContiguous, kRows };
+// kShapeOnly: something else stands in the place of the elements, which may have no memory.
+enum class Layout { kContiguous, kRows, kShapeOnly };
 
 // `view` must hold `shape` elements of `dtype` in `layout`, and memory unless it has no elements.
 void check_tensor(const char* op, const char* argument, const TensorView& view, DType dtype,

@@ -8,16 +8,18 @@
 namespace biomoe {
 namespace {
 
-void check(const char* op, Device device, const GroupedGemmArgs& args) {
+// Codes may stand in the place of x or y, or of both.
+void check(const char* op, Device device, const GroupedGemmArgs& args, bool x_in_codes, bool y_in_codes) {
   check_rank(op, "x", args.x_RI, 2);
   check_rank(op, "w", args.w_EOI, 3);
   check_compute_type(op, "x", args.x_RI, device);
   check_compute_type(op, "w", args.w_EOI, device);
   const int64_t rows = args.x_RI.shape[0];
   const Shape& w = args.w_EOI.shape;
-  check_tensor(op, "x", args.x_RI, args.x_RI.dtype, Shape{rows, w[2]}, Layout::kRows);
+  const auto layout = [](bool in_codes) { return in_codes ? Layout::kShapeOnly : Layout::kRows; };
+  check_tensor(op, "x", args.x_RI, args.x_RI.dtype, Shape{rows, w[2]}, layout(x_in_codes));
   check_tensor(op, "w", args.w_EOI, args.w_EOI.dtype, w, Layout::kRows);
-  check_tensor(op, "y", args.y_RO, args.x_RI.dtype, Shape{rows, w[1]}, Layout::kRows);
+  check_tensor(op, "y", args.y_RO, args.x_RI.dtype, Shape{rows, w[1]}, layout(y_in_codes));
   check_tensor(op, "offsets", args.offsets_E1, DType::kI64, Shape{w[0] + 1});
   if (args.rows_E) check_tensor(op, "rows", args.rows_E, DType::kI32, Shape{w[0]});
 }
@@ -26,21 +28,22 @@ void check(const char* op, Device device, const GroupedGemmArgs& args) {
 
 void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
   constexpr const char* kOp = "grouped_gemm_forward";
-  check(kOp, ctx.device, args);
+  check(kOp, ctx.device, args, static_cast<bool>(args.codes), false);
   check_codes(kOp, ctx.device, args.codes, args.x_RI.shape[0], args.w_EOI.shape, false);
   BIOMOE_RUN_ON_DEVICE(grouped_gemm_forward, ctx, args);
 }
 
 void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
   constexpr const char* kOp = "grouped_gemm_dgrad";
-  check(kOp, ctx.device, args);
+  check(kOp, ctx.device, args, false, static_cast<bool>(args.codes));
   check_codes(kOp, ctx.device, args.codes, args.x_RI.shape[0], args.w_EOI.shape, true);
   BIOMOE_RUN_ON_DEVICE(grouped_gemm_dgrad, ctx, args);
 }
 
 void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
   constexpr const char* kOp = "grouped_gemm_wgrad";
-  check(kOp, ctx.device, args);
+  const auto in_codes = static_cast<bool>(args.column_codes);
+  check(kOp, ctx.device, args, in_codes, in_codes);
   BM_CHECK(!args.codes, "{}: sums over rows, whose codes are column_codes", kOp);
   check_column_codes(kOp, ctx.device, args.column_codes, args.x_RI.shape[0], args.w_EOI.shape);
   if (args.squares_P) {
@@ -67,11 +70,11 @@ void grouped_gate_up(Context& ctx, const GroupedGateUpArgs& args) {
          .w_EOI = args.w_E2FD,
          .y_RO = args.gate_up_R2F,
          .offsets_E1 = args.offsets_E1,
-         .rows_E = args.rows_E});
+         .rows_E = args.rows_E},
+        false, false);
   const Shape& gate_up = args.gate_up_R2F.shape;
   check_tensor(kOp, "act", args.act_RF, args.x_RD.dtype, Shape{gate_up[0], gate_up[1] / 2}, Layout::kRows);
   check_tensor(kOp, "probs", args.probs_R, DType::kF32, Shape{gate_up[0]});
-  check_codes(kOp, ctx.device, args.codes, gate_up[0], args.w_E2FD.shape, false);
   BIOMOE_RUN_ON_DEVICE(grouped_gate_up, ctx, args);
 }
 
@@ -82,14 +85,14 @@ void grouped_down_backward(Context& ctx, const GroupedDownBackwardArgs& args) {
          .w_EOI = args.w_EDF,
          .y_RO = args.dy_RD,
          .offsets_E1 = args.offsets_E1,
-         .rows_E = args.rows_E});
+         .rows_E = args.rows_E},
+        false, false);
   const Shape& act = args.dact_RF.shape;
   const Shape gate_up{act[0], 2 * act[1]};
   check_tensor(kOp, "gate_up", args.gate_up_R2F, args.dy_RD.dtype, gate_up, Layout::kRows);
   check_tensor(kOp, "dgate_up", args.dgate_up_R2F, args.dy_RD.dtype, gate_up, Layout::kRows);
   check_tensor(kOp, "probs", args.probs_R, DType::kF32, Shape{act[0]});
   check_tensor(kOp, "dprobs", args.dprobs_R, DType::kF32, Shape{act[0]});
-  check_codes(kOp, ctx.device, args.codes, act[0], args.w_EDF.shape, true);
   BIOMOE_RUN_ON_DEVICE(grouped_down_backward, ctx, args);
 }
 

@@ -43,7 +43,6 @@ struct GroupedGateUpArgs {
   TensorView offsets_E1;
   TensorView rows_E{};
   int64_t interleave = 0;
-  BlockScaledCodes codes{};  // of x and w
 };
 
 // dact = dy w, then dgate_up and dprobs = scaled_swiglu_backward(dact): dact itself is not kept where the
@@ -59,7 +58,6 @@ struct GroupedDownBackwardArgs {
   TensorView offsets_E1;
   TensorView rows_E{};
   int64_t interleave = 0;
-  BlockScaledCodes codes{};  // of dy and the transposed w
 };
 
 // How many partial sums of squares grouped_gemm_wgrad gives for w of [experts, out, in]; 0: none on this

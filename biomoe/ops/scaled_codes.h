@@ -15,8 +15,8 @@ constexpr int64_t row_scales_stride(int64_t rows) {
 // The operands of a product as E4M3 codes of recipe Float8BlockScaling, on a GPU of compute capability 9.0:
 // rows [R, K], in blocks of 1x128, by weights [E, N, K], in blocks of 128x128, as quantize() writes them. N
 // and K are multiples of 128. Codes stand in the place of the operands themselves, which then only tell
-// shapes and types and are not read. Products of 128 columns are summed in the precision of the tensor cores,
-// these sums in FP32 (docs/numerics.md).
+// shapes and types and are not read: rows may have no memory in a product of experts. Products of 128 columns
+// are summed in the precision of the tensor cores, these sums in FP32 (docs/numerics.md).
 struct BlockScaledCodes {
   TensorView rows_RK{};           // u8
   TensorView row_scales_BR{};     // f32 [K / 128, row_scales_stride(R)]

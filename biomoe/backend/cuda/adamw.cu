@@ -341,7 +341,7 @@ __global__ __launch_bounds__(kTileThreads, kMaster == Master::kNone ? 4 : 3) voi
   __shared__ Coefficients c;
   __shared__ union {
     Pack<bf16, 8> held[8][kTileThreads];
-    TransposedTile transposed;
+    TransposedTile<> transposed;
   } memory;
   const auto tiles = static_cast<unsigned>(to.in / 128);
   const int64_t tile_row = blockIdx.x / tiles, tile_column = blockIdx.x % tiles;
@@ -380,9 +380,9 @@ __global__ __launch_bounds__(kTileThreads, kMaster == Master::kNone ? 4 : 3) voi
     memory.transposed.put(Tile::vector(), Tile::quad(4 * quad), codes[quad]);
   }
   __syncthreads();
-  memory.transposed.write(
-      to.transposed + (expert * to.in + tile_column * 128 - expert) * to.out + tile_row * 128, to.out, 128,
-      128);
+  uint8_t* transposed =
+      to.transposed + (expert * to.in + tile_column * 128 - expert) * to.out + tile_row * 128;
+  memory.transposed.write(128, 128, [&](int column) { return transposed + column * to.out; });
 }
 
 void check_aligned(const char* op, std::initializer_list<TensorView> views) {

@@ -169,8 +169,7 @@ void grouped_gate_up(Context& ctx, const GroupedGateUpArgs& args) {
                           .w = bf16(kOp, args.w_E2FD),
                           .prob = args.probs_R.f32(),
                           .gate_up = bf16(kOp, args.gate_up_R2F),
-                          .act = bf16(kOp, args.act_RF),
-                          .fp8 = fp8_operands(args.codes, false)});
+                          .act = bf16(kOp, args.act_RF)});
 }
 
 void grouped_down_backward(Context& ctx, const GroupedDownBackwardArgs& args) {
@@ -186,8 +185,7 @@ void grouped_down_backward(Context& ctx, const GroupedDownBackwardArgs& args) {
                                  .gate_up = bf16(kOp, args.gate_up_R2F),
                                  .prob = args.probs_R.f32(),
                                  .dgate_up = bf16(kOp, args.dgate_up_R2F),
-                                 .dprob = args.dprobs_R.f32(),
-                                 .fp8 = fp8_operands(args.codes, true)};
+                                 .dprob = args.dprobs_R.f32()};
   // dact is not stored; its memory takes the partial sums of dprobs.
   problem.dprob_partials = static_cast<float*>(args.dact_RF.data);
   const auto partials = static_cast<size_t>(sm90::dprob_partials_count(problem)) * sizeof(float);

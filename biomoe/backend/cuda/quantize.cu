@@ -215,17 +215,17 @@ __global__ __launch_bounds__(kThreads) void tile_blocks_kernel(Operands<T> op) {
   const auto present = [&](int i) {
     return band.row_begin + Tile::row(i) < band.row_end && column < op.grid.columns;
   };
-  Pack<T, 8> held[8], amax{};
+  Pack<T, 8> held[8], amax[1]{};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     held[i] = Pack<T, 8>{};
     if (present(i)) held[i] = load<8>(op.x + (band.row_begin + Tile::row(i)) * op.x_stride + column);
   }
 #pragma unroll
-  for (int i = 0; i < 8; ++i) raise(amax, held[i]);
+  for (int i = 0; i < 8; ++i) raise(amax[0], held[i]);
   float multiply[8], inverse[8];
   if constexpr (kSquare) {
-    const float largest = block_max(largest_magnitude(amax));
+    const float largest = block_max(largest_magnitude(amax[0]));
     const BlockScale scale = block_scale(largest, kFormat, op.rule);
     if (threadIdx.x == 0) record(op, blockIdx.x, blockIdx.y, largest, scale);
 #pragma unroll
@@ -234,13 +234,15 @@ __global__ __launch_bounds__(kThreads) void tile_blocks_kernel(Operands<T> op) {
       inverse[j] = scale.inverse;
     }
   } else {
-    scale_columns<kFormat, Tile>(op.rule, amax, multiply, inverse,
-                                 [&](int c, float largest, const BlockScale& scale) {
-                                   if (first_column + c >= op.grid.columns) return;
-                                   record(op, blockIdx.x, first_column + c, largest, scale);
-                                 });
+    __shared__ ColumnScales<Tile> scales;
+    scales.template find<kFormat>(op.rule, amax, [&](int c, float largest, const BlockScale& scale) {
+      if (first_column + c >= op.grid.columns) return;
+      record(op, blockIdx.x, first_column + c, largest, scale);
+    });
+    scales.multiply(multiply);
+    scales.inverse(inverse);
   }
-  __shared__ std::conditional_t<kSquare, TransposedTile, char> transposed;
+  __shared__ std::conditional_t<kSquare, TransposedTile<>, char> transposed;
 #pragma unroll
   for (int quad = 0; quad < 2; ++quad) {
     uint2 codes[4];
@@ -264,9 +266,10 @@ __global__ __launch_bounds__(kThreads) void tile_blocks_kernel(Operands<T> op) {
     if (!op.transposed) return;
     __syncthreads();
     const int64_t group_rows = rows_of_a_group(op);
-    transposed.write(transposed_codes(op, band.group, band.row_begin, first_column, group_rows), group_rows,
-                     static_cast<int>(band.row_end - band.row_begin),
-                     static_cast<int>(min(int64_t{128}, op.grid.columns - first_column)));
+    uint8_t* to = transposed_codes(op, band.group, band.row_begin, first_column, group_rows);
+    transposed.write(static_cast<int>(band.row_end - band.row_begin),
+                     static_cast<int>(min(int64_t{128}, op.grid.columns - first_column)),
+                     [&](int c) { return to + c * group_rows; });
   }
 }
 
@@ -285,39 +288,19 @@ __device__ __forceinline__ void quantize_rows(const Operands<T>& op, const TileP
   float amax[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) amax[i] = largest_magnitude(held[i]);
-  // Neighbours give each other half of their rows until each of kFinders lanes has kFound of them, so that
-  // the divisions are shared out: amax[k] is of held row kFinders k + lane.
-  constexpr int kFinders = kLanes < 8 ? kLanes : 8, kFound = 8 / kFinders;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, found = lane % kFinders;
-#pragma unroll
-  for (int step = 1; step < kFinders; step *= 2) {
-#pragma unroll
-    for (int i = 0; i < 4 / step; ++i) {
-      const float even = amax[2 * i], odd = amax[2 * i + 1];
-      const bool keep_odd = (lane & step) != 0;
-      amax[i] = fmaxf(keep_odd ? odd : even, __shfl_xor_sync(0xffffffffu, keep_odd ? even : odd, step));
-    }
-  }
-  if constexpr (kLanes > kFinders) amax[0] = fmaxf(amax[0], __shfl_xor_sync(0xffffffffu, amax[0], kFinders));
   // A block's first lanes may have columns where the others have none.
   const int rows = __shfl_sync(0xffffffffu, part.rows, 0, kLanes);
-  BlockScale scales[kFound];
-#pragma unroll
-  for (int k = 0; k < kFound; ++k) {
-    scales[k] = block_scale(amax[k], kFormat, op.rule);
-    const int row = Tile::step(k * kFinders + found);
-    if (lane < kFinders && row < rows) {
-      record_row(op, part.row + row, part.column / (8 * kLanes), amax[k], scales[k]);
-    }
-  }
+  const auto scales =
+      scale_rows<kFormat, kLanes>(op.rule, amax, [&](int i, float largest, const BlockScale& scale) {
+        const int row = Tile::step(i);
+        if (row < rows) record_row(op, part.row + row, part.column / (8 * kLanes), largest, scale);
+      });
   const Operands<T> at = from_element(op, part.row, part.column);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     BlockScale scale;
-    scale.multiply = __shfl_sync(0xffffffffu, scales[i / kFinders].multiply, i % kFinders, kLanes);
-    if (op.dequantized) {
-      scale.inverse = __shfl_sync(0xffffffffu, scales[i / kFinders].inverse, i % kFinders, kLanes);
-    }
+    scale.multiply = scales.multiply(i);
+    if (op.dequantized) scale.inverse = scales.inverse(i);
     float values[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) values[j] = held[i][j];
@@ -331,30 +314,28 @@ __device__ __forceinline__ void quantize_columns(const Operands<T>& op, int64_t 
                                                  int64_t first_column, int rows,
                                                  const Pack<T, 8> (&held)[8]) {
   using Tile = TileShape<128>;
-  __shared__ TransposedTile transposed;
-  Pack<T, 8> amax{};
-  float multiply[8], inverse[8];
+  __shared__ TransposedTile<> transposed;
+  __shared__ ColumnScales<Tile> column_scales;
+  Pack<T, 8> amax[1]{};
 #pragma unroll
-  for (int i = 0; i < 8; ++i) raise(amax, held[i]);
+  for (int i = 0; i < 8; ++i) raise(amax[0], held[i]);
   float* scales = op.column_scales + first_row / 128 * op.grid.columns + first_column;
-  scale_columns<kFormat, Tile>(op.rule, amax, multiply, inverse, [&](int c, float, const BlockScale& scale) {
+  column_scales.template find<kFormat>(op.rule, amax, [&](int c, float, const BlockScale& scale) {
     if (op.column_scales) scales[c] = scale.inverse;
   });
   if (!op.column_codes) return;
+  float multiply[8];
+  column_scales.multiply(multiply);
 #pragma unroll
   for (int quad = 0; quad < 2; ++quad) {
     uint2 codes[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float values[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) values[j] = held[4 * quad + i][j];
-      codes[i] = encode_eight<kFormat>(values, multiply);
-    }
+    for (int i = 0; i < 4; ++i) codes[i] = encode_eight<kFormat>(held[4 * quad + i], multiply);
     transposed.put(Tile::vector(), Tile::quad(4 * quad), codes);
   }
   __syncthreads();
-  transposed.write(op.column_codes + first_column * op.grid.rows + first_row, op.grid.rows, rows, 128);
+  uint8_t* to = op.column_codes + first_column * op.grid.rows + first_row;
+  transposed.write(rows, 128, [&](int c) { return to + c * op.grid.rows; });
 }
 
 // Of tiles of 128 x 128: blocks of one row, and the outputs by column, from one reading. All loads of a

@@ -68,6 +68,39 @@ TEST(Model, RecomputingLayersSavesMemory) {
   EXPECT_LT(plan_model_memory(config, limits).saved_activations, two);
 }
 
+// Between native products that are fused the activation goes on as codes, and is not saved.
+TEST(Model, FusedNativeProductsSaveNoActivation) {
+  ModelConfig config = small_config();
+  config.hidden_size = 128;
+  config.intermediate_size = 256;
+  ModelLimits limits = small_limits();
+  limits.device = Device::kCuda;
+  limits.fp8.enabled = true;
+  limits.fp8.fp8_recipe = Fp8Recipe::kFloat8BlockScaling;
+  const auto spared = [&] {  // by fusing
+    limits.expert_ffn_mode = ExpertFfnMode::kGroupedLinear;
+    const size_t unfused = plan_model_memory(config, limits).saved_activations;
+    limits.expert_ffn_mode = ExpertFfnMode::kFusedGroupedMlp;
+    return unfused - plan_model_memory(config, limits).saved_activations;
+  };
+  const MoeShape shape = moe_shape(config, compute_types(limits.device, config, false));
+  const auto act = static_cast<size_t>(shape.rows(limits.max_tokens) * config.intermediate_size) * 2;
+  const auto layers = static_cast<size_t>(config.num_hidden_layers);
+  EXPECT_EQ(spared(), layers * act);
+  limits.recompute_layers = config.num_hidden_layers;
+  EXPECT_EQ(spared(), act);
+  config.layer_precision.assign(layers, "fp8");
+  config.layer_precision.back() = "bf16";
+  EXPECT_EQ(spared(), 0u) << "a layer that needs it shares what is computed again";
+  limits.recompute_layers = 0;
+  EXPECT_EQ(spared(), (layers - 1) * act);
+  limits.fp8.fp8_recipe_kwargs.emulate = true;
+  EXPECT_EQ(spared(), 0u);
+  limits.fp8.fp8_recipe_kwargs.emulate = false;
+  config.intermediate_size = 192;  // down cannot be native
+  EXPECT_EQ(spared(), 0u);
+}
+
 TEST(Model, ExpertFfnModesAgree) {
   const ModelConfig config = small_config();
   const Batch batch = random_batch(config, {40, 9, 71}, 6);

@@ -123,6 +123,26 @@ TEST(SplitSequentialTest, RefusesSplitsThatDoNotAddUp) {
                Error);
 }
 
+TEST(SequentialTest, LayersOfWhichOneMultipliesCodesAreNotFused) {
+  Tensor<float> up(Shape{2, 512, 128}), down(Shape{2, 128, 256});
+  Fp8Config config;
+  config.enabled = true;
+  config.fp8_recipe = Fp8Recipe::kFloat8BlockScaling;
+  std::vector<uint8_t> codes(1);
+  GroupedLinear first{.w_EOI = up.view()}, last{.w_EOI = down.view()};
+  first.quantizer.config = last.quantizer.config = &config;
+  const auto layers = [&] {
+    return Sequential(Device::kCpu, DType::kF32, {first, ScaledSwiGLU{.interleave = 32}, last});
+  };
+  EXPECT_TRUE(layers().fused_at(0));
+  EXPECT_FALSE(layers().codes_at(0));
+  first.quantizer.codes.weights_EOI = TensorView(codes.data(), DType::kU8, up.shape());
+  EXPECT_FALSE(layers().fused_at(0));
+  EXPECT_NE(layers().describe().find("only one multiplies codes"), std::string::npos) << layers().describe();
+  last.quantizer.codes.weights_EOI = TensorView(codes.data(), DType::kU8, down.shape());
+  EXPECT_TRUE(layers().codes_at(0));
+}
+
 // Layers in any order: two linear maps in a row, an activation at the end.
 TEST(SequentialTest, RunsWhatItDoesNotFuse) {
   const SplitCase c{{3, 0, 7, 1, 2}};

@@ -39,26 +39,33 @@ __device__ __forceinline__ T block_sum(T value) {
   return sum;
 }
 
-inline constexpr int kSumColumns = 32;  // of a block of column_sums
+inline constexpr int kSumColumns = 32;  // of a block that sums columns
 inline constexpr int kSumRows = 32;
+
+// The sum over rows of x[r * stride], for each column threadIdx.x of a block of kSumColumns x kSumRows
+// threads; only those of threadIdx.y = 0 get it.
+template <typename T>
+__device__ __forceinline__ T column_sum(const T* x, int64_t rows, int64_t stride) {
+  __shared__ T parts[kSumRows][kSumColumns + 1];
+  T sum = 0;
+#pragma unroll 4
+  for (int64_t row = threadIdx.y; row < rows; row += kSumRows) sum += x[row * stride];
+  parts[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0) return sum;
+#pragma unroll
+  for (int row = 1; row < kSumRows; ++row) sum += parts[row][threadIdx.x];
+  return sum;
+}
 
 // emit(c, sum over rows of x[r * columns + c]) for every column; launched with ceil(columns / kSumColumns)
 // blocks of kSumColumns x kSumRows threads.
 template <typename T, typename Emit>
 __global__ void column_sums(const T* x, int64_t rows, int64_t columns, Emit emit) {
-  __shared__ T parts[kSumRows][kSumColumns + 1];
   const int64_t column = int64_t{blockIdx.x} * kSumColumns + threadIdx.x;
-  T sum = 0;
-  if (column < columns) {
-#pragma unroll 4
-    for (int64_t row = threadIdx.y; row < rows; row += kSumRows) sum += x[row * columns + column];
-  }
-  parts[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || column >= columns) return;
-#pragma unroll
-  for (int row = 1; row < kSumRows; ++row) sum += parts[row][threadIdx.x];
-  emit(column, sum);
+  const bool present = column < columns;
+  const T sum = column_sum(x + (present ? column : 0), present ? rows : 0, columns);
+  if (threadIdx.y == 0 && present) emit(column, sum);
 }
 
 }  // namespace biomoe::cuda

@@ -80,45 +80,138 @@ __device__ __forceinline__ float block_max(float value) {
   return largest;
 }
 
-// Scales of a tile's columns, from the amax of each thread's: emit(column, amax, scale) once for each. In
-// shared memory columns lie in fours, so that neighbouring threads are on neighbouring banks.
-template <Fp8Format kFormat, class Tile, typename T, typename Emit>
-__device__ __forceinline__ void scale_columns(ScaleRule rule, Pack<T, 8> amax, float (&multiply)[8],
-                                              float (&inverse)[8], const Emit& emit) {
-  constexpr int kTogether = Tile::kVectors < kWarp ? kWarp / Tile::kVectors : 1;  // rows of threads in a warp
-  constexpr int kParts = Tile::kThreadRows / kTogether;
-  __shared__ float4 parts[kParts][2][Tile::kVectors];
-  __shared__ float4 scales[2][2][Tile::kVectors];
+// kHeld rows that kLanes neighbouring lanes hold together, shared out: the first kFound values of lane
+// i % kFinders are those of rows i % kFinders, i % kFinders + kFinders and so on.
+template <int kLanes, int kHeld>
+struct SharedOutRows {
+  static constexpr int kFinders = kLanes < kHeld ? kLanes : kHeld, kFound = kHeld / kFinders;
+
+  // Combines each row's values of all lanes: neighbours give each other half of their rows until each finder
+  // has its own.
+  template <typename Combine>
+  __device__ __forceinline__ static void combine(float (&values)[kHeld], const Combine& both) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
 #pragma unroll
-  for (int step = kWarp / 2; step >= Tile::kVectors; step /= 2) {
+    for (int step = 1; step < kFinders; step *= 2) {
 #pragma unroll
-    for (unsigned& word : amax.words) word = larger<T>(word, __shfl_xor_sync(0xffffffffu, word, step));
-  }
-  if (Tile::thread_row() % kTogether == 0) {
-    float4(&part)[2][Tile::kVectors] = parts[Tile::thread_row() / kTogether];
-    part[0][Tile::vector()] = make_float4(amax[0], amax[1], amax[2], amax[3]);
-    part[1][Tile::vector()] = make_float4(amax[4], amax[5], amax[6], amax[7]);
-  }
-  __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < Tile::kColumns; i += kTileThreads) {
-    float largest = reinterpret_cast<const float*>(parts[0])[i];
-#pragma unroll
-    for (int row = 1; row < kParts; ++row) {
-      largest = fmaxf(largest, reinterpret_cast<const float*>(parts[row])[i]);
+      for (int i = 0; i < kHeld / 2 / step; ++i) {
+        const float even = values[2 * i], odd = values[2 * i + 1];
+        const bool keep_odd = (lane & step) != 0;
+        values[i] = both(keep_odd ? odd : even, __shfl_xor_sync(0xffffffffu, keep_odd ? even : odd, step));
+      }
     }
-    const BlockScale scale = block_scale(largest, kFormat, rule);
-    reinterpret_cast<float*>(scales[0])[i] = scale.multiply;
-    reinterpret_cast<float*>(scales[1])[i] = scale.inverse;
-    const int four = i / 4;
-    emit(four % Tile::kVectors * 8 + four / Tile::kVectors * 4 + i % 4, largest, scale);
-  }
-  __syncthreads();
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    *reinterpret_cast<float4*>(multiply + 4 * half) = scales[0][half][Tile::vector()];
-    *reinterpret_cast<float4*>(inverse + 4 * half) = scales[1][half][Tile::vector()];
+    for (int step = kFinders; step < kLanes; step *= 2) {
+#pragma unroll
+      for (int k = 0; k < kFound; ++k) {
+        values[k] = both(values[k], __shfl_xor_sync(0xffffffffu, values[k], step));
+      }
+    }
   }
+};
+
+// The scales of such rows, so that the divisions are shared out too.
+template <int kLanes, int kHeld>
+struct RowScales {
+  using Rows = SharedOutRows<kLanes, kHeld>;
+  BlockScale found[Rows::kFound];
+
+  // Of held row i; by all lanes.
+  __device__ __forceinline__ float multiply(int i) const {
+    return __shfl_sync(0xffffffffu, found[i / Rows::kFinders].multiply, i % Rows::kFinders, kLanes);
+  }
+  __device__ __forceinline__ float inverse(int i) const {
+    return __shfl_sync(0xffffffffu, found[i / Rows::kFinders].inverse, i % Rows::kFinders, kLanes);
+  }
+};
+
+// From the amax of what each lane has of the rows, which is used up: emit(held row, amax, scale) once for
+// each.
+template <Fp8Format kFormat, int kLanes, int kHeld, typename Emit>
+__device__ __forceinline__ RowScales<kLanes, kHeld> scale_rows(ScaleRule rule, float (&amax)[kHeld],
+                                                               const Emit& emit) {
+  using Rows = SharedOutRows<kLanes, kHeld>;
+  Rows::combine(amax, [](float a, float b) { return fmaxf(a, b); });
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  RowScales<kLanes, kHeld> scales;
+#pragma unroll
+  for (int k = 0; k < Rows::kFound; ++k) {
+    scales.found[k] = block_scale(amax[k], kFormat, rule);
+    if (lane < Rows::kFinders) {
+      emit(k * Rows::kFinders + lane % Rows::kFinders, amax[k], scales.found[k]);
+    }
+  }
+  return scales;
 }
+
+// Scales of a tile's columns, in shared memory. A thread has kPacks packs of eight columns: those of pack p
+// are numbered from 8 (p kVectors + vector()) on. Here columns lie in fours, so that neighbouring threads are
+// on neighbouring banks.
+template <class Tile, int kPacks = 1>
+class ColumnScales {
+ public:
+  // By the whole block, from the amax of each thread's: emit(column, amax, scale) once for each.
+  template <Fp8Format kFormat, typename T, typename Emit>
+  __device__ __forceinline__ void find(ScaleRule rule, Pack<T, 8> (&amax)[kPacks], const Emit& emit) {
+#pragma unroll
+    for (int pack = 0; pack < kPacks; ++pack) {
+      Pack<T, 8>& largest = amax[pack];
+#pragma unroll
+      for (int step = kWarp / 2; step >= Tile::kVectors; step /= 2) {
+#pragma unroll
+        for (unsigned& word : largest.words) {
+          word = larger<T>(word, __shfl_xor_sync(0xffffffffu, word, step));
+        }
+      }
+      if (Tile::thread_row() % kTogether == 0) {
+        float4(&part)[2][kAll] = parts_[Tile::thread_row() / kTogether];
+        part[0][at(pack)] = make_float4(largest[0], largest[1], largest[2], largest[3]);
+        part[1][at(pack)] = make_float4(largest[4], largest[5], largest[6], largest[7]);
+      }
+    }
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < 8 * kAll; i += kTileThreads) {
+      float largest = reinterpret_cast<const float*>(parts_[0])[i];
+#pragma unroll
+      for (int row = 1; row < kParts; ++row) {
+        largest = fmaxf(largest, reinterpret_cast<const float*>(parts_[row])[i]);
+      }
+      const BlockScale scale = block_scale(largest, kFormat, rule);
+      reinterpret_cast<float*>(scales_[0])[i] = scale.multiply;
+      reinterpret_cast<float*>(scales_[1])[i] = scale.inverse;
+      const int four = i / 4;
+      emit(four % kAll * 8 + four / kAll * 4 + i % 4, largest, scale);
+    }
+    __syncthreads();
+  }
+
+  // Of this thread's columns, once they are found.
+  __device__ __forceinline__ void multiply(float (&to)[8], int pack = 0) const {
+    read(0, to, pack);
+  }
+  __device__ __forceinline__ void inverse(float (&to)[8], int pack = 0) const {
+    read(1, to, pack);
+  }
+
+ private:
+  static constexpr int kAll = kPacks * Tile::kVectors;
+  // Rows of threads in a warp.
+  static constexpr int kTogether = Tile::kVectors < kWarp ? kWarp / Tile::kVectors : 1;
+  static constexpr int kParts = Tile::kThreadRows / kTogether;
+
+  __device__ static int at(int pack) {
+    return pack * Tile::kVectors + Tile::vector();
+  }
+  __device__ __forceinline__ void read(int which, float (&to)[8], int pack) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      *reinterpret_cast<float4*>(to + 4 * half) = scales_[which][half][at(pack)];
+    }
+  }
+
+  float4 parts_[kParts][2][kAll];
+  float4 scales_[2][2][kAll];
+};
 
 template <Fp8Format kFormat>
 __device__ __forceinline__ uint2 encode_eight(const float (&values)[8], const float (&multiply)[8]) {
@@ -133,8 +226,25 @@ __device__ __forceinline__ uint2 encode_eight(const float (&values)[8], const fl
   return make_uint2(codes[0], codes[1]);
 }
 
-// Codes of a tile of 128 x 128 in shared memory: words of four rows of a column, of which those of a column
-// lie in an order that leaves neither the writes nor the reads a conflict of banks.
+template <Fp8Format kFormat, typename T>
+__device__ __forceinline__ uint2 encode_eight(const Pack<T, 8>& pack, const float (&multiply)[8]) {
+  float values[8];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) values[j] = pack[j];
+  return encode_eight<kFormat>(values, multiply);
+}
+template <Fp8Format kFormat, typename T>
+__device__ __forceinline__ uint2 encode_eight(const Pack<T, 8>& pack, float multiply) {
+  float of_each[8];
+#pragma unroll
+  for (float& scale : of_each) scale = multiply;
+  return encode_eight<kFormat>(pack, of_each);
+}
+
+// Codes of a tile of 128 rows in shared memory, of kVectors (8 or 16) times eight columns: words of four rows
+// of a column, of which those of a column lie in an order that leaves neither the writes nor the reads a
+// conflict of banks.
+template <int kVectors = 16>
 class TransposedTile {
  public:
   // Codes of eight columns and the four rows of `quad`.
@@ -149,31 +259,31 @@ class TransposedTile {
     transpose_bytes(right);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      words_[vector * 8 + j][quad ^ 2 * vector] = left[j];
-      words_[vector * 8 + 4 + j][quad ^ 2 * vector] = right[j];
+      words_[vector * 8 + j][quad ^ kSpread * vector] = left[j];
+      words_[vector * 8 + 4 + j][quad ^ kSpread * vector] = right[j];
     }
   }
 
-  // By the whole block: the codes of the first `rows`, a multiple of 16, of the first `columns`, which begin
-  // at `to` with `stride` bytes from one column to the next.
-  __device__ void write(uint8_t* to, int64_t stride, int rows, int columns) const {
+  // By the whole block: the codes of the first `rows`, a multiple of 16, of the first `columns`, to
+  // place(column) and what follows.
+  template <typename Place>
+  __device__ void write(int rows, int columns, const Place& place) const {
     constexpr int kStep = kTileThreads / 8;
-    const int column = static_cast<int>(threadIdx.x) / 8, piece = static_cast<int>(threadIdx.x) % 8;
+    const int first = static_cast<int>(threadIdx.x) / 8, piece = static_cast<int>(threadIdx.x) % 8;
     if (16 * piece >= rows) return;
-    to += column * stride + 16 * piece;
 #pragma unroll
-    for (int k = 0; k < 128 / kStep; ++k) {
-      const int order = (column + k * kStep) / 8 * 2;
-      const uint4 four =
-          *reinterpret_cast<const uint4*>(&words_[column + k * kStep][4 * (piece ^ order / 4)]);
-      if (column + k * kStep >= columns) return;
-      *reinterpret_cast<uint4*>(to + k * kStep * stride) =
+    for (int k = 0; k < 8 * kVectors / kStep; ++k) {
+      const int column = first + k * kStep, order = column / 8 * kSpread;
+      const uint4 four = *reinterpret_cast<const uint4*>(&words_[column][4 * (piece ^ order / 4)]);
+      if (column >= columns) return;
+      *reinterpret_cast<uint4*>(place(column) + 16 * piece) =
           order % 4 == 0 ? four : make_uint4(four.z, four.w, four.x, four.y);
     }
   }
 
  private:
-  alignas(16) uint32_t words_[128][32];
+  static constexpr int kSpread = 32 / kVectors;
+  alignas(16) uint32_t words_[8 * kVectors][32];
 };
 
 }  // namespace biomoe::cuda

@@ -87,7 +87,6 @@ struct GateUpProblem {
   const float* prob = nullptr;       // [capacity]
   __nv_bfloat16* gate_up = nullptr;  // [capacity, 2 features]
   __nv_bfloat16* act = nullptr;      // [capacity, features]
-  Fp8Operands fp8{};                 // N = 2 features, K = in
 };
 
 // dx[r] = dy[r] w[e]. workspace as above.
@@ -114,7 +113,6 @@ struct DownDgradProblem {
   __nv_bfloat16* dgate_up = nullptr;       // [capacity, 2 features]; may be gate_up
   float* dprob_partials = nullptr;
   float* dprob = nullptr;  // [capacity]
-  Fp8Operands fp8{};       // N = features, K = out: the weights are transposed
 };
 
 enum class GradientType { kBf16, kFp32 };

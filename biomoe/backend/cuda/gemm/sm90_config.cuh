@@ -44,9 +44,10 @@ struct Config {
   // The epilogue of a tile runs in steps between the products of the next one. Of FP32 results only half fit
   // into registers beside the next tile's accumulators: the other half goes to shared memory at once. Of
   // codes none do, beside sums and a product in flight: the rounded results are held in shared memory, from
-  // where what needs no more work is stored without a step.
+  // where they are stored without a step.
   static constexpr bool kFp32 = kProduct == Product::kWgradFp32;
   static constexpr bool kHeld = kFp8;
+  static_assert(!kFp8 || (kProduct != Product::kGateUp && kProduct != Product::kDownDgrad));
   static constexpr int kSteps = kProduct == Product::kGateUp      ? kTileN / 32
                                 : kProduct == Product::kDownDgrad ? 2 * (kTileN / 32) + 1
                                 : kHeld                           ? 0
@@ -60,12 +61,12 @@ struct Config {
   static constexpr int kScaleBytes = kFp8 ? kRowScaleBytes + (kSumOverRows ? kTileN * 4 : 16) : 0;
   static constexpr int kCountedScaleBytes = kSumOverRows ? kScaleBytes : kFp8 ? kRowScaleBytes : 0;
   // Boxes of epilogue staging a consumer warpgroup has, and after them those of held results.
-  static constexpr int kSlots = kHeld ? (kProduct == Product::kDownDgrad ? 1 : 0) : kFp32 ? 4 : 2;
+  static constexpr int kSlots = kHeld ? 0 : kFp32 ? 4 : 2;
   static constexpr int kHeldBoxes = kHeld ? kTileN / 64 : 0;
   static constexpr int kStagingBytes = (kSlots + kHeldBoxes) * kBoxBytes;
-  // Boxes that gate_up is loaded into for its gradient; held results make room for it as they are used up.
-  static constexpr int kLoadPlaces = kProduct != Product::kDownDgrad ? 0 : kHeld ? 3 : kSlots;
-  static constexpr int kBarriers = 2 * kStages + 2 * kLoadPlaces + 2 * kTileSlots;
+  // Of these, those that gate_up is loaded into for its gradient.
+  static constexpr int kLoadSlots = kProduct == Product::kDownDgrad ? kSlots : 0;
+  static constexpr int kBarriers = 2 * kStages + 2 * kLoadSlots + 2 * kTileSlots;
 
   static constexpr int kStagingOffset = kStages * kStageBytes;
   static constexpr int kScalesOffset = kStagingOffset + 2 * kStagingBytes;

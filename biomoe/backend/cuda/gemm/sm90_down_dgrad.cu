@@ -19,8 +19,8 @@ __global__ void sum_dprob_kernel(const float* partials, const int64_t* offsets, 
 
 }  // namespace
 
-KernelChoice down_dgrad_kernel(const Tiling& tiling, OperandType type) {
-  return select_kernel<Product::kDownDgrad>(tiling, type);
+KernelChoice down_dgrad_kernel(const Tiling& tiling) {
+  return select_kernel<Product::kDownDgrad>(tiling);
 }
 
 cudaError_t launch_sum_dprob(const KernelParams& params, float* dprob, cudaStream_t stream) {

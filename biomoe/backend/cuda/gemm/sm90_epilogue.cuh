@@ -30,7 +30,7 @@ class Staging {
       : slots_(slots), loaded_(loaded), barrier_(kWarpgroupBarrier + warpgroup) {}
 
   __device__ bool leader() const { return threadIdx.x % kWarpgroup == 0; }
-  __device__ uint32_t slot(int turn) const { return slots_ + place(turn) * kBoxBytes; }
+  __device__ uint32_t slot(int turn) const { return slots_ + turn % kSlots * kBoxBytes; }
   __device__ uint32_t held(int box) const { return slots_ + (kSlots + box) * kBoxBytes; }
 
   // Waits until the last store from this turn's slot has read it; returns its address.
@@ -72,30 +72,13 @@ class Staging {
   // been read; all wait for it before they read the slot.
   __device__ void start_load(int turn, const CUtensorMap* map, BoxCoordinates at) const {
     bulk_wait_read<0>();
-    const uint32_t barrier = loaded_ + place(turn) * 8;
+    const uint32_t barrier = loaded_ + turn % kSlots * 8;
     mbarrier_arrive_expect(barrier, kBoxBytes);
     tma_load(slot(turn), map, barrier, at);
   }
-  __device__ void wait_load(int turn) const { mbarrier_wait(loaded_ + place(turn) * 8, uses(turn) & 1); }
+  __device__ void wait_load(int turn) const { mbarrier_wait(loaded_ + turn % kSlots * 8, turn / kSlots & 1); }
 
  private:
-  // The slot of a turn. A gradient of codes has one, and from turn 2 and 5 on the first two held boxes,
-  // which turns 0 and 1, and 2 and 3, have used up.
-  __device__ static constexpr int place(int turn) {
-    if constexpr (Config::kHeld && Config::kProduct == Product::kDownDgrad) {
-      constexpr int kPlaces[] = {0, 0, 1, 0, 1, 2, 0, 2};
-      return kPlaces[turn];
-    } else {
-      return turn % kSlots;
-    }
-  }
-  // How often a turn's slot was used before, in the tile.
-  __device__ static constexpr int uses(int turn) {
-    int count = 0;
-    for (int before = 0; before < turn; ++before) count += place(before) == place(turn);
-    return count;
-  }
-
   uint32_t slots_;
   uint32_t loaded_;
   int barrier_;
@@ -238,8 +221,7 @@ __device__ __forceinline__ void store_held(const KernelParams& params, const Fin
   bulk_commit();
 }
 
-// Rounds a tile's results into their boxes and stores these, unless they are the gradients of an activation,
-// which nothing but the steps reads: each warp its own rows. Results in FP32 take two turns.
+// Rounds a tile's results into their boxes and stores these. Results in FP32 take two turns.
 template <class Config>
 __device__ __forceinline__ void hold_result(const KernelParams& params, bool live,
                                             const float (&acc)[Config::kSums], Finished<Config>& finished,
@@ -266,15 +248,8 @@ __device__ __forceinline__ void hold_result(const KernelParams& params, bool liv
     write_columns<0, 8>(columns, address, fragment_place());
     if constexpr (Config::kSumOverRows) sum_squares(params, columns, finished);
   };
-  if constexpr (Config::kProduct == Product::kDownDgrad) {
-    staging.acquire_all();
-#pragma unroll
-    for (int box = 0; box < Config::kHeldBoxes; ++box) write(box, staging.held(box));
-    __syncwarp();
-  } else {
-    store_held<Config, 0>(params, finished, staging, add, write);
-    if constexpr (Config::kSumOverRows) store_square_sum<Config>(params, finished);
-  }
+  store_held<Config, 0>(params, finished, staging, add, write);
+  if constexpr (Config::kSumOverRows) store_square_sum<Config>(params, finished);
 }
 
 // A tile cut along k: leaves this part in the workspace; the warpgroup that comes last, whichever part it
@@ -341,33 +316,6 @@ __device__ __forceinline__ uint32_t scaled_swiglu_pair(uint32_t gate, uint32_t u
                    scaled_swiglu(high_bf16(gate), high_bf16(up), prob));
 }
 
-// A held box of gate_up becomes 32 columns of act in two steps. They lie where gates were that have been
-// used: of two boxes in the first of them, once its store has read it.
-template <class Config, int kStep>
-__device__ __forceinline__ void store_act_step(const KernelParams& params, const Finished<Config>& finished,
-                                               const Staging<Config>& staging) {
-  constexpr int kBox = kStep / 2;
-  constexpr int kColumn = kStep % 2 * 2;  // in eights
-  const FragmentPlace place = fragment_place();
-  const uint32_t box = staging.held(kBox), target = staging.held(kBox / 2 * 2);
-  if constexpr (kStep == 0) staging.acquire_all();
-  const MatrixBlock gate = load_block(block_address(box, place.warp_row, kColumn, place.lane));
-  const MatrixBlock up = load_block(block_address(box, place.warp_row, kColumn + 4, place.lane));
-  MatrixBlock act;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    act.r[i] = scaled_swiglu_pair(gate.r[i], up.r[i], i % 2 == 0 ? finished.prob_upper : finished.prob_lower);
-  }
-  store_block(block_address(target, place.warp_row, kBox % 2 * 4 + kColumn, place.lane), act);
-  if constexpr (kStep % 4 == 3) {
-    fence_async_shared();
-    staging.sync();
-    if (!staging.leader()) return;
-    tma_store(&params.aux, target, {finished.n / 2 + kBox / 2 * 64, finished.row, 0});
-    bulk_commit();
-  }
-}
-
 // Each 128 columns of gate_up are two boxes of it, then one of act, computed from the rounded values in two
 // steps.
 template <class Config, int kStep>
@@ -410,20 +358,6 @@ __device__ __forceinline__ float swiglu_gradient_pair(uint32_t dact, float prob,
   return low.dprob + high.dprob;
 }
 
-// dact of features [16 kHalf, 16 kHalf + 16) of box kBox of gate_up.
-template <class Config, int kBox, int kHalf>
-__device__ __forceinline__ MatrixBlock dact_block(const Finished<Config>& finished,
-                                                  const Staging<Config>& staging) {
-  if constexpr (Config::kHeld) {
-    const FragmentPlace place = fragment_place();
-    return load_block(
-        block_address(staging.held(kBox / 2), place.warp_row, kBox % 2 * 4 + 2 * kHalf, place.lane));
-  } else {
-    const PackedColumns* columns = finished.columns + kBox * 4 + 2 * kHalf;
-    return {{columns[0].upper, columns[0].lower, columns[1].upper, columns[1].lower}};
-  }
-}
-
 // Features [16 kHalf, 16 kHalf + 16) of a box of gate_up, 32 features, turned in place into dgate_up.
 template <class Config>
 __device__ __forceinline__ void turn_into_gradient(Finished<Config>& finished, uint32_t box, int half,
@@ -464,15 +398,13 @@ __device__ __forceinline__ void store_dprob_partials(const KernelParams& params,
 }
 
 // Step 0 starts to load box 0 of gate_up; steps 2 b + 1 and 2 b + 2 turn the halves of box b, 64 columns for
-// 32 of dact, and the first of them starts to load the box after it. Where the slot of that one is still in
-// use, the second does, once the store of box b has read it.
+// 32 of dact, and the first of them starts to load the box after it.
 template <class Config, int kStep>
 __device__ __forceinline__ void store_dgate_up_step(const KernelParams& params, Finished<Config>& finished,
                                                     const Staging<Config>& staging) {
   constexpr int kBoxes = (Config::kSteps - 1) / 2;
   constexpr int kBox = (kStep - 1) / 2;
   constexpr int kHalf = (kStep - 1) % 2;
-  constexpr bool kLate = Config::kHeld && kBox < 2;
   const auto load = [&](int box) {
     if (box < kBoxes && staging.leader()) {
       staging.start_load(box, &params.aux, {2 * finished.n + box * 64, finished.row, 0});
@@ -481,13 +413,15 @@ __device__ __forceinline__ void store_dgate_up_step(const KernelParams& params, 
   if constexpr (kStep == 0) {
     load(0);
   } else {
-    if constexpr (kHalf == 0 && !kLate) load(kBox + 1);
-    if constexpr (kHalf == 0) staging.wait_load(kBox);
+    if constexpr (kHalf == 0) {
+      load(kBox + 1);
+      staging.wait_load(kBox);
+    }
+    const PackedColumns* dact = finished.columns + kBox * 4 + 2 * kHalf;
     turn_into_gradient<Config>(finished, staging.slot(kBox), kHalf,
-                               dact_block<Config, kBox, kHalf>(finished, staging));
+                               {{dact[0].upper, dact[0].lower, dact[1].upper, dact[1].lower}});
     if constexpr (kHalf == 1) {
       staging.publish(kBox, &params.out, {2 * finished.n + kBox * 64, finished.row, 0});
-      if constexpr (kLate) load(kBox + 1);
       if constexpr (kBox == kBoxes - 1) store_dprob_partials(params, finished);
     }
   }
@@ -544,12 +478,10 @@ __device__ __forceinline__ void finish_step(const KernelParams& params, Finished
   // Hides from the compiler that these do not change in the loop over k: it would compute everything that
   // follows from them ahead of that loop, and spill it.
 #pragma unroll
-  for (int c = 0; !Config::kHeld && c < Config::kTileN / 8; ++c) {
+  for (int c = 0; c < Config::kTileN / 8; ++c) {
     asm volatile("" : "+r"(finished.columns[c].upper), "+r"(finished.columns[c].lower));
   }
-  if constexpr (Config::kProduct == Product::kGateUp && Config::kHeld) {
-    store_act_step<Config, kStep>(params, finished, staging);
-  } else if constexpr (Config::kProduct == Product::kGateUp) {
+  if constexpr (Config::kProduct == Product::kGateUp) {
     store_gate_up_step<Config, kStep>(params, finished, staging);
   } else if constexpr (Config::kProduct == Product::kDownDgrad) {
     store_dgate_up_step<Config, kStep>(params, finished, staging);

@@ -2,8 +2,8 @@
 
 namespace biomoe::cuda::sm90 {
 
-KernelChoice gate_up_kernel(const Tiling& tiling, OperandType type) {
-  return select_kernel<Product::kGateUp>(tiling, type);
+KernelChoice gate_up_kernel(const Tiling& tiling) {
+  return select_kernel<Product::kGateUp>(tiling);
 }
 
 }  // namespace biomoe::cuda::sm90

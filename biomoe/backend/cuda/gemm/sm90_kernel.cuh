@@ -36,11 +36,11 @@ struct SharedLayout {
     return base + Config::kStagingOffset + warpgroup * Config::kStagingBytes;
   }
   __device__ uint32_t loaded(int warpgroup) const {
-    return full(2 * Config::kStages + warpgroup * Config::kLoadPlaces);
+    return full(2 * Config::kStages + warpgroup * Config::kLoadSlots);
   }
   __device__ uint32_t arrived(int warpgroup) const { return base + Config::kArrivedOffset + warpgroup * 4; }
   __device__ TileQueue tiles() const {
-    return {base + Config::kTilesOffset, full(2 * Config::kStages + 2 * Config::kLoadPlaces)};
+    return {base + Config::kTilesOffset, full(2 * Config::kStages + 2 * Config::kLoadSlots)};
   }
 };
 
@@ -211,7 +211,7 @@ __device__ __forceinline__ void multiply(const SharedLayout<Config>& shared, int
 // them: else both finish at once, and the tensor cores idle while both scale what they have.
 template <class Config>
 struct Turns {
-  static constexpr bool kTaken = Config::kFp8 && Config::kSteps == 0;
+  static constexpr bool kTaken = Config::kFp8;
   __device__ static void begin(int warpgroup) {
     if constexpr (kTaken) {
       if (warpgroup == 1) pass(warpgroup);
@@ -440,7 +440,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(shared.full(stage), Config::kFp8 && !Config::kSumOverRows ? 2 : 1);
       mbarrier_init(shared.empty(stage), kConsumerWarps * Config::kCluster);
     }
-    for (int i = 0; i < 2 * Config::kLoadPlaces; ++i) mbarrier_init(shared.loaded(0) + i * 8, 1);
+    for (int i = 0; i < 2 * Config::kLoadSlots; ++i) mbarrier_init(shared.loaded(0) + i * 8, 1);
     shared.tiles().init();
     fence_mbarrier_init();
   }

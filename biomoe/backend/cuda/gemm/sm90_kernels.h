@@ -11,9 +11,9 @@ struct KernelChoice {
 };
 
 KernelChoice forward_kernel(const Tiling& tiling, OperandType type);
-KernelChoice gate_up_kernel(const Tiling& tiling, OperandType type);
-KernelChoice dgrad_kernel(const Tiling& tiling);  // of BF16: with codes it is the forward kernel
-KernelChoice down_dgrad_kernel(const Tiling& tiling, OperandType type);
+KernelChoice gate_up_kernel(const Tiling& tiling);  // of BF16, as the next two
+KernelChoice dgrad_kernel(const Tiling& tiling);    // with codes it is the forward kernel
+KernelChoice down_dgrad_kernel(const Tiling& tiling);
 KernelChoice wgrad_kernel(const Tiling& tiling, GradientType result, OperandType operands);
 
 // dprob[r] = sum over n_tiles of partials[r, :], for r < offsets[experts].

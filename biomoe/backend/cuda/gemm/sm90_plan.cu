@@ -98,7 +98,7 @@ struct PlanBuilder {
 
   // Both operands of a product whose sums run over columns of rows.
   void operands(const ExpertRows& rows, const void* x, const MatrixExtent& weights, const void* w,
-                const Fp8Operands& fp8) {
+                const Fp8Operands& fp8 = {}) {
     const int64_t n = params().n_extent, k = params().k_extent;
     if (!fp8) {
       map(&params().a, x, {1, rows.capacity, k});
@@ -240,11 +240,11 @@ cudaError_t make_plan(const GateUpProblem& problem, const Tiling& tiling, Groupe
   builder.require(problem.features % 32 == 0 && problem.prob != nullptr);
   KernelParams& params = builder.params();
   builder.operands(problem.rows, problem.x, {problem.rows.experts, 2 * problem.features, problem.in},
-                   problem.w, problem.fp8);
+                   problem.w);
   builder.map(&params.out, problem.gate_up, {1, problem.rows.capacity, 2 * problem.features});
   builder.map(&params.aux, problem.act, {1, problem.rows.capacity, problem.features});
   params.prob = problem.prob;
-  builder.kernel(gate_up_kernel(tiling, problem.fp8.type()));
+  builder.kernel(gate_up_kernel(tiling));
   return builder.status;
 }
 
@@ -269,13 +269,13 @@ cudaError_t make_plan(const DownDgradProblem& problem, const Tiling& tiling, Gro
   builder.require(problem.features % 32 == 0 && problem.prob != nullptr &&
                   problem.dprob_partials != nullptr && problem.dprob != nullptr);
   KernelParams& params = builder.params();
-  builder.operands(problem.rows, problem.dy, {problem.rows.experts, problem.out, problem.features}, problem.w,
-                   problem.fp8);
+  builder.operands(problem.rows, problem.dy, {problem.rows.experts, problem.out, problem.features},
+                   problem.w);
   builder.map(&params.aux, problem.gate_up, {1, problem.rows.capacity, 2 * problem.features});
   builder.map(&params.out, problem.dgate_up, {1, problem.rows.capacity, 2 * problem.features});
   params.prob = problem.prob;
   params.partials = problem.dprob_partials;
-  builder.kernel(down_dgrad_kernel(tiling, problem.fp8.type()));
+  builder.kernel(down_dgrad_kernel(tiling));
   builder.sum_dprob_into(problem.dprob);
   return builder.status;
 }

@@ -1,4 +1,4 @@
-// Instantiates the kernel for both cluster sizes, and for both types of operands.
+// Instantiates the kernel for both cluster sizes, and for both types of operands where a product has them.
 #pragma once
 
 #include "biomoe/backend/cuda/gemm/sm90_kernel.cuh"
