@@ -39,10 +39,12 @@ void print_ranks() {
 void print_recipes() {
   fmt::print("\n{:<22} {:<12} {}\n", "fp8_recipe", "cpu", "cuda");
   for (size_t i = 0; i < kFp8RecipeNames.size(); ++i) {
-    const auto support = [&](Device device) {
-      return kRecipeSupportNames[static_cast<size_t>(recipe_support(static_cast<Fp8Recipe>(i), device))];
-    };
-    fmt::print("{:<22} {:<12} {}\n", kFp8RecipeNames[i], support(Device::kCpu), support(Device::kCuda));
+    const auto report = [&](Device device) { return recipe_report(static_cast<Fp8Recipe>(i), device); };
+    const auto name = [](RecipeSupport support) { return kRecipeSupportNames[static_cast<size_t>(support)]; };
+    const RecipeReport gpu = report(Device::kCuda);
+    const bool told = gpu.support == RecipeSupport::kEmulated;  // a missing GPU is told above
+    fmt::print("{:<22} {:<12} {}{}{}\n", kFp8RecipeNames[i], name(report(Device::kCpu).support),
+               name(gpu.support), told ? ": " : "", told ? gpu.reason : "");
   }
 }
 

@@ -14,6 +14,7 @@ struct DeviceInfo {
   std::string name;
   int compute_capability = 0;  // 10 * major + minor; 0 on the CPU
   int multiprocessors = 0;
+  bool mx_products = false;  // products of MX codes run: the GPU and this build have them
   size_t memory_bytes = 0;
   size_t free_bytes = 0;
   // In use now, as the driver tells it: by every program, its own context and kernels included. Memory is

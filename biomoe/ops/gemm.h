@@ -16,7 +16,7 @@ namespace biomoe {
 // With codes, as grouped_gemm has them for one expert, c is the product of what they stand for; a and b then
 // only tell shapes and types and are not read, and c has no row stride. `codes`: op(a) [M, K] are rows, b or
 // its transpose the weights, not accumulated. `column_codes`: transpose_a; a is y and b is x, of rows that
-// are a multiple of 16.
+// are a multiple of 16. `mx_codes`, in the place of both: of whichever of the three products it is.
 struct GemmArgs {
   TensorView a;
   TensorView b;
@@ -26,6 +26,7 @@ struct GemmArgs {
   bool accumulate = false;
   BlockScaledCodes codes{};
   ColumnScaledCodes column_codes{};
+  MxCodes mx_codes{};
 };
 
 }  // namespace biomoe

@@ -28,6 +28,7 @@ struct GroupedGemmArgs {
   TensorView squares_P{};
   BlockScaledCodes codes{};          // forward: of x and w; dgrad: of y and the transposed w; wgrad: none
   ColumnScaledCodes column_codes{};  // wgrad only
+  MxCodes mx_codes{};                // of any of the three, in the place of both; without squares
 };
 
 // The two products beside the activation, each as one operation with it. gate_up, act, probs, dgate_up,

@@ -4,6 +4,7 @@
 
 #include "biomoe/ops/check_args.h"
 #include "biomoe/ops/dispatch_device.h"
+#include "biomoe/quant/mx_grid_scales.h"
 
 namespace biomoe {
 namespace {
@@ -29,6 +30,31 @@ void check_column_outputs(const char* op, const QuantizeArgs& args, const BlockG
     check_tensor(op, "column_scales", args.column_scales_BC, DType::kF32,
                  Shape{(grid.rows + kBlock - 1) / kBlock, grid.columns});
   }
+}
+
+void check_transposed(const char* op, const QuantizeArgs& args, const BlockGrid& grid) {
+  if (!args.transposed_CR) return;
+  constexpr int64_t kCodes = 16;
+  const bool square = args.block == (BlockShape{128, 128});
+  const int64_t group_rows = grid.group_rows > 0 ? grid.group_rows : grid.rows;
+  if (square) {
+    BM_CHECK(!args.offsets_E1, "{}: codes of blocks of 128x128 are transposed in groups of equal size", op);
+  } else {
+    BM_CHECK(args.block == (BlockShape{32, 1}) && is_mx(args.rule) && group_rows % kCodes == 0,
+             "{}: codes are transposed of blocks of 128x128, or of MX blocks of 32x1 of rows that are a "
+             "multiple of {}, not of {}x{} of {} rows",
+             op, kCodes, args.block.rows, args.block.columns, group_rows);
+  }
+  const int64_t groups = grid.group_rows > 0 ? grid.groups : 1;
+  check_tensor(op, "transposed", args.transposed_CR, DType::kU8, Shape{groups * grid.columns, group_rows});
+}
+
+void check_mx_scales(const char* op, const QuantizeArgs& args, const BlockGrid& grid) {
+  if (!args.mx_scales_S) return;
+  BM_CHECK(is_mx(args.rule) && args.format == Fp8Format::kE4M3 &&
+               (args.block == (BlockShape{1, 32}) || args.block == (BlockShape{32, 1})),
+           "{}: mx_scales are of MX blocks of 1x32 or 32x1 of E4M3", op);
+  check_tensor(op, "mx_scales", args.mx_scales_S, DType::kU8, Shape{MxGridScales(grid).bytes()});
 }
 
 }  // namespace
@@ -77,13 +103,8 @@ void quantize(Context& ctx, const QuantizeArgs& args) {
     check_tensor(kOp, "row_scales", args.row_scales_BR, DType::kF32,
                  Shape{grid.block_columns(), row_scales_stride(shape[0])});
   }
-  if (args.transposed_CR) {
-    BM_CHECK(args.block == (BlockShape{128, 128}) && !args.offsets_E1,
-             "{}: codes are transposed of blocks of 128x128, in groups of equal size", kOp);
-    const int64_t group_rows = grid.group_rows > 0 ? grid.group_rows : shape[0];
-    check_tensor(kOp, "transposed", args.transposed_CR, DType::kU8,
-                 Shape{grid.groups * shape[1], group_rows});
-  }
+  check_transposed(kOp, args, grid);
+  check_mx_scales(kOp, args, grid);
   if (args.column_codes_CR || args.column_scales_BC) check_column_outputs(kOp, args, grid);
   if (args.amax_NB) check_tensor(kOp, "amax", args.amax_NB, DType::kF32, blocks);
   if (args.dequantized_RC) {

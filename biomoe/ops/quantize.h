@@ -35,8 +35,12 @@ struct QuantizeArgs {
   // the scale of block b of row r at [b, r]. Not of MX rules.
   TensorView row_scales_BR{};
   // u8 [groups * C, rows of a group], assigned: the codes of each group, transposed. For blocks of 128x128 in
-  // groups of equal size.
+  // groups of equal size. For MX blocks of 32x1 also of groups by offsets, as u8 [C, R]: assigned where rows
+  // are in a group; rows (of a group, if of equal size) are a multiple of 16, offsets of 32.
   TensorView transposed_CR{};
+  // u8 [MxGridScales(block_grid(args)).bytes()], assigned, with zeros where no block has a scale: the scales
+  // of MX blocks of 1x32 or 32x1, E4M3, as Blackwell's products of such codes read them.
+  TensorView mx_scales_S{};
   // For blocks of 1x128, of a rule that is not MX's, in groups whose borders are all multiples of 128 (R may
   // be more than the last): what blocks of 128x1 would give, from the same reading of x. Of the other outputs
   // only data_RC and row_scales_BR go with them. C is a multiple of 128, R of 16; rows of x, data_RC and the

@@ -1,10 +1,12 @@
 #include "biomoe/train/selftest.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "biomoe/core/rng.h"
 #include "biomoe/data/batch.h"
-#include "biomoe/ops/device.h"
 #include "biomoe/train/model_image.h"
 #include "biomoe/train/run_config.h"
 #include "biomoe/train/train_step.h"
@@ -108,11 +110,31 @@ double run_selftest(const SelftestCase& test, Device device, int num_threads) {
   return sum / static_cast<double>(kSelftestSteps);
 }
 
-RecipeSupport recipe_support(Fp8Recipe recipe, Device device) {
-  if (!device_available(device)) return RecipeSupport::kUnavailable;
-  const bool native =
-      recipe == Fp8Recipe::kFloat8BlockScaling && device_info(device).compute_capability == 90;
-  return native ? RecipeSupport::kNative : RecipeSupport::kEmulated;
+RecipeReport recipe_report(Fp8Recipe recipe, Device device) {
+  std::string why;
+  if (!device_available(device, &why)) return {RecipeSupport::kUnavailable, why};
+  if (device == Device::kCpu) return {RecipeSupport::kEmulated, "the CPU multiplies no codes"};
+  return recipe_report(recipe, device_info(device));
+}
+
+RecipeReport recipe_report(Fp8Recipe recipe, const DeviceInfo& gpu) {
+  const auto emulated = [&](std::string reason) {
+    return RecipeReport{RecipeSupport::kEmulated, std::move(reason)};
+  };
+  const std::string here =
+      fmt::format("this GPU has {}.{}", gpu.compute_capability / 10, gpu.compute_capability % 10);
+  switch (recipe) {
+    case Fp8Recipe::kFloat8BlockScaling:
+      if (gpu.compute_capability == 90) return {RecipeSupport::kNative, ""};
+      return emulated("its native products are of compute capability 9.0, " + here);
+    case Fp8Recipe::kMxfp8BlockScaling:
+      if (gpu.mx_products) return emulated("training does not call the products of its codes yet");
+      if (gpu.compute_capability == 100)
+        return emulated("its native products need a build with BIOMOE_SM100=ON");
+      return emulated("its native products are of compute capability 10.0 (built, not yet run), " + here);
+    default:
+      return emulated("no native products");
+  }
 }
 
 }  // namespace biomoe

@@ -2,10 +2,12 @@
 // compared with one that was recorded beforehand.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "biomoe/core/context.h"
+#include "biomoe/ops/device.h"
 #include "biomoe/quant/recipe.h"
 
 namespace biomoe {
@@ -30,7 +32,13 @@ double run_selftest(const SelftestCase& test, Device device, int num_threads);
 // How a recipe's products run.
 enum class RecipeSupport : uint8_t { kNative, kEmulated, kUnavailable };
 inline constexpr std::array<std::string_view, 3> kRecipeSupportNames{"native", "emulated", "unavailable"};
+struct RecipeReport {
+  RecipeSupport support = RecipeSupport::kUnavailable;
+  std::string reason;  // why not native; "" where it is
+};
 // On this machine. kEmulated: operands are quantised, and multiplied in fp32 (CPU) or BF16 (GPU).
-RecipeSupport recipe_support(Fp8Recipe recipe, Device device);
+RecipeReport recipe_report(Fp8Recipe recipe, Device device);
+// On a GPU like this.
+RecipeReport recipe_report(Fp8Recipe recipe, const DeviceInfo& gpu);
 
 }  // namespace biomoe

@@ -69,6 +69,18 @@ inline const std::vector<QuantizeCase> kColumnCases = {
     {256, 4096, {0, 256}, 0},
 };
 
+// Of operands of Blackwell's products: rows of a group are a multiple of 16, borders of 128.
+inline const std::vector<QuantizeCase> kMxCases = {
+    {0, 32, {}, 0},
+    {16, 31, {}, 0},
+    {48, 160, {}, 0},
+    {272, 384, {}, 0},
+    {384, 264, {}, 128},
+    {96, 40, {}, 48},  // groups whose scales are padded
+    {640, 392, {0, 0, 256, 384, 384, 640}, 0},
+    {432, 128, {0, 128, 128, 384}, 0},  // the last rows belong to nobody
+};
+
 // Difficult values, with zeros for the last rows of every 128, as rows are padded.
 inline std::vector<double> padded_values(const QuantizeCase& c) {
   std::vector<double> x = ref::difficult_values(c.rows, c.columns, 3);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 namespace biomoe {
 namespace {
 
@@ -16,6 +18,34 @@ TEST(Selftest, TheCpuGivesTheRecordedLosses) {
 TEST(Selftest, IsTheSameForAnyNumberOfThreads) {
   const SelftestCase mxfp8 = selftest_cases().at(1);
   EXPECT_EQ(run_selftest(mxfp8, Device::kCpu, 1), run_selftest(mxfp8, Device::kCpu, 2));
+}
+
+// On GPUs that are not here.
+TEST(RecipeReport, TellsWhyARecipeIsNotNative) {
+  const auto report = [](Fp8Recipe recipe, int capability, bool mx_products) {
+    DeviceInfo gpu;
+    gpu.compute_capability = capability;
+    gpu.mx_products = mx_products;
+    return recipe_report(recipe, gpu);
+  };
+  const RecipeReport hopper = report(Fp8Recipe::kFloat8BlockScaling, 90, false);
+  EXPECT_EQ(hopper.support, RecipeSupport::kNative);
+  EXPECT_EQ(hopper.reason, "");
+  const RecipeReport ampere = report(Fp8Recipe::kFloat8BlockScaling, 80, false);
+  EXPECT_EQ(ampere.support, RecipeSupport::kEmulated);
+  EXPECT_NE(ampere.reason.find("compute capability 9.0, this GPU has 8.0"), std::string::npos)
+      << ampere.reason;
+  for (const auto& [capability, built, part] :
+       {std::tuple{90, false, "10.0 (built, not yet run), this GPU has 9.0"},
+        std::tuple{103, false, "this GPU has 10.3"}, std::tuple{100, false, "BIOMOE_SM100=ON"},
+        std::tuple{100, true, "training does not call"}}) {
+    const RecipeReport mx = report(Fp8Recipe::kMxfp8BlockScaling, capability, built);
+    EXPECT_EQ(mx.support, RecipeSupport::kEmulated);
+    EXPECT_NE(mx.reason.find(part), std::string::npos) << mx.reason;
+  }
+  for (const Fp8Recipe recipe : {Fp8Recipe::kFloat8CurrentScaling, Fp8Recipe::kDelayedScaling}) {
+    EXPECT_EQ(report(recipe, 90, false).reason, "no native products");
+  }
 }
 
 }  // namespace

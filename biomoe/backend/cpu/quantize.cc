@@ -5,6 +5,7 @@
 #include "biomoe/backend/cpu/parallel.h"
 #include "biomoe/backend/cpu/row_kernel.h"
 #include "biomoe/core/error.h"
+#include "biomoe/quant/mx_grid_scales.h"
 
 namespace biomoe::cpu {
 namespace {
@@ -88,6 +89,10 @@ class BandQuantizer {
     if (args_.row_scales_BR) {
       args_.row_scales_BR.f32()[block * args_.row_scales_BR.row_stride + band.row_begin] = scale.inverse;
     }
+    if (args_.mx_scales_S) {
+      const int64_t offset = MxGridScales(grid_).offset(band.row_begin, block);
+      static_cast<uint8_t*>(args_.mx_scales_S.data)[offset] = scale.e8m0;
+    }
     if (!args_.scales_NB) return;
     if (is_mx(args_.rule)) {
       static_cast<uint8_t*>(args_.scales_NB.data)[at] = scale.e8m0;
@@ -118,8 +123,9 @@ class BandQuantizer {
   void write_transposed(int64_t group, int64_t row_index, int64_t column, int64_t width,
                         const float* multiply) const {
     const int64_t rows = args_.transposed_CR.shape[1];
-    uint8_t* to = static_cast<uint8_t*>(args_.transposed_CR.data) + (group * grid_.columns + column) * rows +
-                  row_index - grid_.group_begin(group);
+    const int64_t matrix = grid_.offsets ? 0 : group;  // groups by offsets are parts of one
+    uint8_t* to = static_cast<uint8_t*>(args_.transposed_CR.data) + (matrix * grid_.columns + column) * rows +
+                  row_index - grid_.group_begin(matrix);
     const float* x = row(row_index) + column;
     for (int64_t i = 0; i < width; ++i) to[i * rows] = fp8::encode(x[i] * multiply[i], args_.format);
   }
@@ -159,6 +165,16 @@ void quantize(Context& ctx, const QuantizeArgs& args) {
            grid.group_begin(grid.groups), grid.rows);
   for (int64_t g = 0; g < grid.groups; ++g) {
     BM_CHECK(grid.group_begin(g) <= grid.group_begin(g + 1), "quantize: group {} ends before it begins", g);
+  }
+  if (args.block.rows == 32 && (args.transposed_CR || args.mx_scales_S) && grid.offsets) {
+    for (int64_t g = 0; g <= grid.groups; ++g) {
+      BM_CHECK(grid.group_begin(g) % 32 == 0,
+               "quantize: MX blocks of 32x1 that are transposed begin at row {}", grid.group_begin(g));
+    }
+  }
+  if (args.mx_scales_S) {
+    auto* scales = static_cast<uint8_t*>(args.mx_scales_S.data);
+    std::fill(scales, scales + args.mx_scales_S.num_elements(), uint8_t{0});
   }
   if (args.column_codes_CR || args.column_scales_BC) quantize_columns(ctx, args, grid);
   const BandQuantizer quantizer(args, grid);

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "biomoe/backend/cuda/gemm/grouped_gemm_sm90.h"
+#include "biomoe/backend/cuda/gemm/sm100_mxfp8_grouped.h"
 #include "biomoe/backend/cuda/state.h"
 #include "biomoe/ops/cuda_sizes.h"
 
@@ -196,6 +197,7 @@ DeviceInfo info() {
   info.name = properties.name;
   info.compute_capability = compute_capability(device);
   info.multiprocessors = properties.multiProcessorCount;
+  info.mx_products = cuda::sm100::built() && info.compute_capability == cuda::sm100::kComputeCapability;
   check(cudaMemGetInfo(&info.free_bytes, &info.memory_bytes), "cudaMemGetInfo");
   int driver = 0, runtime = 0;
   check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");

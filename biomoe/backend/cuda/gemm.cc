@@ -7,6 +7,7 @@
 
 #include "biomoe/backend/cuda/gemm_of_codes.h"
 #include "biomoe/backend/cuda/gemm_plans.h"
+#include "biomoe/backend/cuda/mx_products.h"
 #include "biomoe/backend/cuda/state.h"
 #include "biomoe/core/error.h"
 
@@ -139,6 +140,7 @@ const GemmPlan& GemmPlans::find_or_make(const DeviceState& state, const GemmKey&
 }
 
 void gemm(Context& ctx, const GemmArgs& args) {
+  if (args.mx_codes) return mx_gemm(ctx, args);
   if (args.codes || args.column_codes) return gemm_of_codes(ctx, args);
   DeviceState& state = *ctx.state;
   const GemmKey key = key_of(args);

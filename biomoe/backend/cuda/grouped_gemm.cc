@@ -5,6 +5,7 @@
 
 #include "biomoe/backend/cuda/gemm/grouped_gemm_sm90.h"
 #include "biomoe/backend/cuda/gemm_of_codes.h"
+#include "biomoe/backend/cuda/mx_products.h"
 #include "biomoe/backend/cuda/state.h"
 #include "biomoe/core/error.h"
 #include "biomoe/ops/cuda_sizes.h"
@@ -93,6 +94,7 @@ void run(const char* op, const Context& ctx, const Problem& problem) {
 
 void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
   constexpr const char* kOp = "grouped_gemm_forward";
+  if (args.mx_codes) return mx_forward(ctx, args);
   check_supported(kOp, ctx, args.x_RI, args.rows_E);
   const int64_t capacity = args.x_RI.shape[0];
   if (args.y_RO.num_elements() == 0) return;
@@ -109,6 +111,7 @@ void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
 
 void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
   constexpr const char* kOp = "grouped_gemm_dgrad";
+  if (args.mx_codes) return mx_dgrad(ctx, args);
   check_supported(kOp, ctx, args.x_RI, args.rows_E);
   const int64_t capacity = args.x_RI.shape[0];
   if (args.x_RI.num_elements() == 0) return;
@@ -125,6 +128,7 @@ void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
 
 void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
   constexpr const char* kOp = "grouped_gemm_wgrad";
+  if (args.mx_codes) return mx_wgrad(ctx, args);
   check_supported(kOp, ctx, args.x_RI, args.rows_E);
   const int64_t capacity = args.x_RI.shape[0];
   if (args.w_EOI.num_elements() == 0) return;

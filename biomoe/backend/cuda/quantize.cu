@@ -4,6 +4,7 @@
 #include "biomoe/backend/cuda/device/tile.cuh"
 #include "biomoe/backend/cuda/device/vector.cuh"
 #include "biomoe/backend/cuda/launch.h"
+#include "biomoe/quant/mx_grid_scales.h"
 
 namespace biomoe::cuda {
 namespace {
@@ -26,6 +27,7 @@ struct Operands {
   float* row_scales;
   int64_t row_scales_stride;
   uint8_t* transposed;
+  uint8_t* mx_scales;
   uint8_t* column_codes;
   float* column_scales;
   const float* given;
@@ -50,6 +52,14 @@ __device__ __forceinline__ void record(const Operands<T>& op, int64_t band, int6
   } else {
     static_cast<float*>(op.scales)[at] = scale.inverse;
   }
+}
+
+// Of a block of rows of one column.
+template <typename T>
+__device__ __forceinline__ void record_column(const Operands<T>& op, int64_t band, int64_t row,
+                                              int64_t column, float amax, const BlockScale& scale) {
+  if (op.mx_scales) op.mx_scales[MxGridScales(op.grid).offset(row, column)] = scale.e8m0;
+  record(op, band, column, amax, scale);
 }
 
 // V consecutive elements of a row; returns their codes, of eight elements.
@@ -115,6 +125,7 @@ template <typename T>
 __device__ __forceinline__ void record_row(const Operands<T>& op, int64_t row, int64_t block_column,
                                            float amax, const BlockScale& scale) {
   if (op.row_scales) op.row_scales[block_column * op.row_scales_stride + row] = scale.inverse;
+  if (op.mx_scales) op.mx_scales[MxGridScales(op.grid).offset(row, block_column)] = scale.e8m0;
   if (!op.scales && !op.amax) return;
   // Blocks of one row: band r + g (see BlockGrid::first_band).
   record(op, op.grid.grouped() ? row + op.grid.group_of_row(row) : row, block_column, amax, scale);
@@ -148,9 +159,11 @@ __global__ __launch_bounds__(kThreads) void row_blocks_kernel(Operands<T> op) {
 }
 
 // Where codes of group `group`'s row are in the transposed codes: [column] at column * rows of a group.
+// Groups by offsets are parts of one matrix.
 template <typename T>
 __device__ __forceinline__ uint8_t* transposed_codes(const Operands<T>& op, int64_t group, int64_t row,
                                                      int64_t column, int64_t group_rows) {
+  if (op.grid.offsets) return op.transposed + column * group_rows + row;
   return op.transposed + (group * op.grid.columns + column) * group_rows + row - op.grid.group_begin(group);
 }
 
@@ -172,10 +185,12 @@ __global__ __launch_bounds__(kThreads) void column_blocks_kernel(Operands<T> op)
     amax = raised(amax, to_float(op.x[r * op.x_stride + column]));
   }
   const BlockScale scale = block_scale(amax, kFormat, op.rule);
-  record(op, blockIdx.x, column, amax, scale);
+  record_column(op, blockIdx.x, band.row_begin, column, amax, scale);
 #pragma unroll 4
   for (int64_t r = band.row_begin; r < band.row_end; ++r) {
-    write_one<T, kFormat>(op, r, column, to_float(op.x[r * op.x_stride + column]), scale);
+    const uint8_t code =
+        write_one<T, kFormat>(op, r, column, to_float(op.x[r * op.x_stride + column]), scale);
+    if (op.transposed) *transposed_codes(op, band.group, r, column, rows_of_a_group(op)) = code;
   }
 }
 
@@ -237,7 +252,7 @@ __global__ __launch_bounds__(kThreads) void tile_blocks_kernel(Operands<T> op) {
     __shared__ ColumnScales<Tile> scales;
     scales.template find<kFormat>(op.rule, amax, [&](int c, float largest, const BlockScale& scale) {
       if (first_column + c >= op.grid.columns) return;
-      record(op, blockIdx.x, first_column + c, largest, scale);
+      record_column(op, blockIdx.x, band.row_begin, first_column + c, largest, scale);
     });
     scales.multiply(multiply);
     scales.inverse(inverse);
@@ -260,6 +275,9 @@ __global__ __launch_bounds__(kThreads) void tile_blocks_kernel(Operands<T> op) {
     }
     if constexpr (kSquare) {
       if (op.transposed) transposed.put(Tile::vector(), Tile::quad(4 * quad), codes);
+    } else if (op.transposed && present(4 * quad)) {
+      const int64_t row = band.row_begin + Tile::row(4 * quad), group_rows = rows_of_a_group(op);
+      store_transposed(transposed_codes(op, band.group, row, column, group_rows), group_rows, codes);
     }
   }
   if constexpr (kSquare) {
@@ -438,6 +456,7 @@ Operands<T> operands_of(const QuantizeArgs& args, const BlockGrid& grid) {
           .row_scales = args.row_scales_BR.f32(),
           .row_scales_stride = args.row_scales_BR.row_stride,
           .transposed = data_of<uint8_t>(args.transposed_CR),
+          .mx_scales = data_of<uint8_t>(args.mx_scales_S),
           .column_codes = data_of<uint8_t>(args.column_codes_CR),
           .column_scales = args.column_scales_BC.f32(),
           .given = data_of<const float>(args.given_scales_N),
@@ -515,6 +534,9 @@ bool transposed_fits(const QuantizeArgs& args) {
 
 void quantize(Context& ctx, const QuantizeArgs& args) {
   const BlockGrid grid = block_grid(args);
+  if (args.mx_scales_S) {
+    check(cudaMemsetAsync(args.mx_scales_S.data, 0, args.mx_scales_S.bytes(), stream_of(ctx)), "quantize");
+  }
   if (grid.rows == 0 || grid.columns == 0 || grid.groups == 0) return;
   const bool data_fits = !args.data_RC || (args.data_RC.row_stride % kVector == 0 &&
                                            reinterpret_cast<uintptr_t>(args.data_RC.data) % kVector == 0);
@@ -528,7 +550,7 @@ void quantize(Context& ctx, const QuantizeArgs& args) {
         grid.block.columns == 32 ? launch_rows<T, kFormat, 32>(stream_of(ctx), op, fits)
                                  : launch_rows<T, kFormat, 128>(stream_of(ctx), op, fits);
       } else if (grid.block.columns == 1) {
-        launch_columns<T, kFormat>(stream_of(ctx), op, fits);
+        launch_columns<T, kFormat>(stream_of(ctx), op, fits && transposed_fits(args));
       } else if (grid.block.rows > 1) {
         launch_squares<T, kFormat>(stream_of(ctx), op, fits && transposed_fits(args));
       } else {

@@ -241,6 +241,20 @@ __device__ __forceinline__ uint2 encode_eight(const Pack<T, 8>& pack, float mult
   return encode_eight<kFormat>(pack, of_each);
 }
 
+// Codes of eight columns and four rows to where the columns are rows, `stride` bytes apart; four bytes at a
+// time.
+__device__ __forceinline__ void store_transposed(uint8_t* to, int64_t stride, const uint2 (&codes)[4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = half == 0 ? codes[i].x : codes[i].y;
+    transpose_bytes(words);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) *reinterpret_cast<uint32_t*>(to + (4 * half + j) * stride) = words[j];
+  }
+}
+
 // Codes of a tile of 128 rows in shared memory, of kVectors (8 or 16) times eight columns: words of four rows
 // of a column, of which those of a column lie in an order that leaves neither the writes nor the reads a
 // conflict of banks.
