@@ -38,6 +38,9 @@ endif()
 
 add_library(biomoe_cutlass INTERFACE)
 target_include_directories(biomoe_cutlass SYSTEM INTERFACE "${cutlass_dir}" ${CUDAToolkit_INCLUDE_DIRS})
+# Where the toolkit has cuda/std, which nvcc knows and other compilers do not.
+list(TRANSFORM CUDAToolkit_INCLUDE_DIRS APPEND /cccl OUTPUT_VARIABLE cccl_dirs)
+target_include_directories(biomoe_cutlass SYSTEM INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${cccl_dirs}>")
 
 # A kernel takes 5 GB to compile: one at a time.
 set_property(GLOBAL APPEND PROPERTY JOB_POOLS cutlass=1)
