@@ -257,6 +257,7 @@ TEST_P(CudaBlockScaledTest, ForwardAndDgrad) {
 // Of sizes whose reference in double does not take minutes.
 class CudaBlockScaledWgradTest : public CudaBlockScaledTest {};
 
+// Assigned in BF16 with sums of squares, and added to in both types.
 TEST_P(CudaBlockScaledWgradTest, AssignsAndAdds) {
   const auto& [counts, in, out, rule, step] = GetParam();
   const Columns y = columns(row_values(1, out, kType), out, rule);
