@@ -15,7 +15,7 @@
 namespace biomoe {
 
 // How the experts' products run: one GEMM per expert (the baseline to compare with), one grouped GEMM, or
-// grouped GEMMs that hold the activation in their epilogues.
+// grouped GEMMs fused with the activation between them (see Sequential).
 enum class ExpertFfnMode : uint8_t { kLoop, kGroupedLinear, kFusedGroupedMlp };
 inline constexpr std::array<std::string_view, 3> kExpertFfnModeNames{"loop", "grouped_linear",
                                                                      "fused_grouped_mlp"};
