@@ -45,15 +45,6 @@ BIOMOE_ROW_KERNEL void column_exponentials(float* x, int64_t stride, int64_t row
   }
 }
 
-BIOMOE_ROW_KERNEL void scale_columns(float* x, int64_t stride, int64_t rows, int64_t columns,
-                                     const float* factor) {
-  for (int64_t row = 0; row < rows; ++row) {
-    float* line = x + row * stride;
-#pragma omp simd
-    for (int64_t c = 0; c < columns; ++c) line[c] *= factor[c];
-  }
-}
-
 // maximum is brought from `before` to the new one: factor = exp(before - maximum), sum *= factor. Where no
 // key was seen yet both are -inf.
 BIOMOE_ROW_KERNEL void rescale(const float* before, const float* maximum, float* shift, float* factor,
@@ -122,52 +113,55 @@ struct ColumnHeads {
   const Heads& heads;
 };
 
-// columns[x * stride + c] = factor * element x of head c, for c < count; zero from there to `width`.
-void gather_columns(const ColumnHeads& heads, int64_t count, int64_t width, float factor, float* columns,
-                    int64_t stride) {
-  const int64_t elements = heads.heads.width;
+// Heads of neighbouring tokens lie too far apart, and end too soon, for hardware to foresee them.
+constexpr int64_t kHeadsAhead = 4;
+void prefetch_head(const ColumnHeads& heads, int64_t column) {
+  constexpr int64_t kLineElements = 16;
+  const float* head = heads.at(column);
+  for (int64_t x = 0; x < heads.heads.width; x += kLineElements) __builtin_prefetch(head + x);
+}
+
+// rows[c * stride + x] = factor * element x of head c, for c < count.
+void copy_rows(const ColumnHeads& heads, int64_t count, float factor, float* rows, int64_t stride) {
+  for (int64_t c = 0; c < count; ++c) {
+    prefetch_head(heads, std::min(c + kHeadsAhead, count - 1));
+    row_scaled(rows + c * stride, heads.at(c), heads.heads.width, factor);
+  }
+}
+
+// Head c = factor[c] * row c.
+void store_rows(const ColumnHeads& heads, int64_t count, const float* factor, const float* rows,
+                int64_t stride) {
+  for (int64_t c = 0; c < count; ++c) {
+    row_scaled(heads.at(c), rows + c * stride, heads.heads.width, factor[c]);
+  }
+}
+
+// columns[x * stride + c] = element x of row c, for x < elements and c < count; zero from there to `width`.
+void transpose_rows(const float* rows, int64_t row_stride, int64_t count, int64_t elements, int64_t width,
+                    float* columns, int64_t stride) {
   int64_t c = 0;
   for (; c + 4 <= count; c += 4) {
-    const std::array<const float*, 4> from{heads.at(c), heads.at(c + 1), heads.at(c + 2), heads.at(c + 3)};
+    const float* from = rows + c * row_stride;
     int64_t x = 0;
     for (; x + 4 <= elements; x += 4) {
-      const auto quads = transposed(
-          {load_quad(from[0] + x), load_quad(from[1] + x), load_quad(from[2] + x), load_quad(from[3] + x)});
-      for (size_t j = 0; j < 4; ++j) {
-        store_quad(columns + (x + static_cast<int64_t>(j)) * stride + c, quads[j] * factor);
+      const auto quads =
+          transposed({load_quad(from + x), load_quad(from + row_stride + x),
+                      load_quad(from + 2 * row_stride + x), load_quad(from + 3 * row_stride + x)});
+      for (int64_t j = 0; j < 4; ++j) {
+        store_quad(columns + (x + j) * stride + c, quads[static_cast<size_t>(j)]);
       }
     }
     for (; x < elements; ++x) {
-      for (size_t j = 0; j < 4; ++j) columns[x * stride + c + static_cast<int64_t>(j)] = from[j][x] * factor;
+      for (int64_t j = 0; j < 4; ++j) columns[x * stride + c + j] = from[j * row_stride + x];
     }
   }
   for (; c < count; ++c) {
-    for (int64_t x = 0; x < elements; ++x) columns[x * stride + c] = heads.at(c)[x] * factor;
+    for (int64_t x = 0; x < elements; ++x) columns[x * stride + c] = rows[c * row_stride + x];
   }
   if (count == width) return;
   for (int64_t x = 0; x < elements; ++x) {
     std::fill(columns + x * stride + count, columns + x * stride + width, 0.0f);
-  }
-}
-
-// Head c = the elements of column c.
-void scatter_columns(const ColumnHeads& heads, int64_t count, const float* columns, int64_t stride) {
-  const int64_t elements = heads.heads.width;
-  int64_t c = 0;
-  for (; c + 4 <= count; c += 4) {
-    int64_t x = 0;
-    for (; x + 4 <= elements; x += 4) {
-      const float* from = columns + x * stride + c;
-      const auto quads = transposed({load_quad(from), load_quad(from + stride), load_quad(from + 2 * stride),
-                                     load_quad(from + 3 * stride)});
-      for (size_t j = 0; j < 4; ++j) store_quad(heads.at(c + static_cast<int64_t>(j)) + x, quads[j]);
-    }
-    for (; x < elements; ++x) {
-      for (int64_t j = c; j < c + 4; ++j) heads.at(j)[x] = columns[x * stride + j];
-    }
-  }
-  for (; c < count; ++c) {
-    for (int64_t x = 0; x < elements; ++x) heads.at(c)[x] = columns[x * stride + c];
   }
 }
 
@@ -178,15 +172,28 @@ struct Chunk {
   Range columns;
 };
 
-// The keys' heads of a chunk, to be read down columns by the products: copied, since the distance of tokens
-// is often a large power of two, which puts a column into few cache sets. Not for few columns, which read
-// each but once.
-Matrix columns_of(const AttentionBlocks& blocks, const Chunk& chunk, const Matrix& heads, float* copy) {
-  if (chunk.columns.count() <= kSgemmColumns) return {heads.data, heads.stride, true};
-  for (int64_t key = 0; key < chunk.keys.count(); ++key) {
-    std::copy_n(heads.data + key * heads.stride, blocks.shape.head_dim, copy + key * blocks.head_stride());
+// rows += transposed(weights) heads, for the columns of a chunk below `count`: weights are keys x columns,
+// heads one for each key, rows [column][element of a head]. Heads are copied where the kernel would read past
+// the end of the last one, and where the distance of tokens puts all of them into few cache sets, unless they
+// are read but once.
+void add_weighted_heads(const AttentionBlocks& blocks, const Chunk& chunk, int64_t count,
+                        const float* weights, Matrix heads, float* copy, float* rows) {
+  constexpr int64_t kSetDistance = 1024;  // elements; of lines in one set of a level 1 cache
+  const int64_t width = blocks.shape.head_dim, first = chunk.columns.begin;
+  const bool few_sets = heads.stride % kSetDistance == 0 && chunk.columns.count() > kSgemmColumns;
+  if (width % kSgemmColumns != 0 || few_sets) {
+    for (int64_t key = 0; key < chunk.keys.count(); ++key) {
+      std::copy_n(heads.data + key * heads.stride, width, copy + key * blocks.head_stride());
+    }
+    heads = {copy, blocks.head_stride(), false};
   }
-  return {copy, blocks.head_stride(), true};
+  sgemm_in_place({.data = rows + first * blocks.head_stride(),
+                  .stride = blocks.head_stride(),
+                  .rows = std::min(chunk.columns.end, count) - first,
+                  .columns = width,
+                  .inner = chunk.keys.count(),
+                  .accumulate = true},
+                 {weights + first, blocks.stride(), true}, heads.data, heads.stride);
 }
 
 // visit(Chunk) for each chunk of the keys that the block sees.
@@ -227,16 +234,16 @@ struct ForwardPass {
 struct ForwardScratch {
   ForwardScratch(Arena& arena, const AttentionBlocks& blocks)
       : q(allocate_floats(arena, blocks.shape.head_dim * blocks.stride())),
-        out(allocate_floats(arena, blocks.shape.head_dim * blocks.stride())),
+        rows(allocate_floats(arena, blocks.max_columns() * blocks.head_stride())),
         scores(allocate_floats(arena, blocks.kKeys * blocks.stride())),
         heads(allocate_floats(arena, blocks.kKeys * blocks.head_stride())),
         maximum(allocate_floats(arena, blocks.stride())),
         sum(allocate_floats(arena, blocks.stride())),
         before(allocate_floats(arena, blocks.stride())),
         shift(allocate_floats(arena, blocks.stride())) {}
-  // q and out: elements of a head x columns; scores: keys x columns; heads: of the values of a chunk; the
-  // others one for each column.
-  float *q, *out, *scores, *heads, *maximum, *sum, *before, *shift;
+  // q: elements of a head x columns; rows, of q and then of out: columns x elements of a head; scores: keys x
+  // columns; heads: of the values of a chunk; the others one for each column.
+  float *q, *rows, *scores, *heads, *maximum, *sum, *before, *shift;
 };
 
 // Turns the scores of one chunk into exp(score - running maximum), and brings the sums and outputs of the
@@ -251,7 +258,10 @@ void softmax_chunk(const AttentionBlocks& blocks, const QueryBlock& block, const
   std::copy_n(maximum, columns, before);
   column_maxima(maximum, scores, stride, chunk.keys.count(), columns);
   rescale(before, maximum, shift, before, sum, columns);
-  scale_columns(scratch.out + first, stride, blocks.shape.head_dim, columns, before);
+  for (int64_t c = 0; c < columns; ++c) {
+    float* row = scratch.rows + (first + c) * blocks.head_stride();
+    row_scaled(row, row, blocks.shape.head_dim, before[c]);
+  }
   column_exponentials(scores, stride, chunk.keys.count(), columns, shift, sum);
 }
 
@@ -260,8 +270,10 @@ void forward_block(const ForwardPass& pass, const Work& work, const ForwardScrat
   const int64_t width = blocks.shape.head_dim, stride = blocks.stride();
   const int64_t count = blocks.group * work.block.count, columns = blocks.round_up(count);
   const int64_t first_token = work.block.sequence.begin;
-  gather_columns({blocks, work, pass.q, pass.first_query}, count, columns, blocks.scale, scratch.q, stride);
-  std::fill_n(scratch.out, width * stride, 0.0f);
+  const int64_t row_stride = blocks.head_stride();
+  copy_rows({blocks, work, pass.q, pass.first_query}, count, blocks.scale, scratch.rows, row_stride);
+  transpose_rows(scratch.rows, row_stride, count, width, columns, scratch.q, stride);
+  std::fill_n(scratch.rows, columns * row_stride, 0.0f);
   std::fill_n(scratch.sum, columns, 0.0f);
   std::fill_n(scratch.maximum, columns, -std::numeric_limits<float>::infinity());
   for_each_chunk(blocks, work.block, [&](const Chunk& chunk) {
@@ -273,14 +285,8 @@ void forward_block(const ForwardPass& pass, const Work& work, const ForwardScrat
                     .inner = width},
                    pass.k.matrix(token, work.kv_head), scratch.q + first, stride);
     softmax_chunk(blocks, work.block, chunk, scratch);
-    sgemm_in_place({.data = scratch.out + first,
-                    .stride = stride,
-                    .rows = width,
-                    .columns = chunk.columns.count(),
-                    .inner = chunk.keys.count(),
-                    .accumulate = true},
-                   columns_of(blocks, chunk, pass.v.matrix(token, work.kv_head), scratch.heads),
-                   scratch.scores + first, stride);
+    add_weighted_heads(blocks, chunk, count, scratch.scores, pass.v.matrix(token, work.kv_head),
+                       scratch.heads, scratch.rows);
   });
   for (int64_t c = 0; c < count; ++c) {
     const int64_t head = work.kv_head * blocks.group + c % blocks.group;
@@ -288,8 +294,7 @@ void forward_block(const ForwardPass& pass, const Work& work, const ForwardScrat
     if (pass.lse) pass.lse[head * pass.lse_stride + token] = scratch.maximum[c] + std::log(scratch.sum[c]);
     scratch.sum[c] = 1.0f / scratch.sum[c];
   }
-  scale_columns(scratch.out, stride, width, count, scratch.sum);
-  scatter_columns({blocks, work, pass.out, pass.first_query}, count, scratch.out, stride);
+  store_rows({blocks, work, pass.out, pass.first_query}, count, scratch.sum, scratch.rows, row_stride);
 }
 
 // Row sums of dk and dv for the keys of one sequence and head.
@@ -322,7 +327,7 @@ struct BackwardScratch {
   BackwardScratch(Arena& arena, const AttentionBlocks& blocks)
       : q(allocate_floats(arena, blocks.shape.head_dim * blocks.stride())),
         dout(allocate_floats(arena, blocks.shape.head_dim * blocks.stride())),
-        dq(allocate_floats(arena, blocks.shape.head_dim * blocks.stride())),
+        dq_rows(allocate_floats(arena, blocks.max_columns() * blocks.head_stride())),
         q_rows(allocate_floats(arena, blocks.max_columns() * blocks.head_stride())),
         dout_rows(allocate_floats(arena, blocks.max_columns() * blocks.head_stride())),
         scores(allocate_floats(arena, blocks.kKeys * blocks.stride())),
@@ -330,9 +335,9 @@ struct BackwardScratch {
         dscores(allocate_floats(arena, blocks.kKeys * blocks.stride())),
         lse(allocate_floats(arena, blocks.stride())),
         delta(allocate_floats(arena, blocks.stride())) {}
-  // q, dout and dq: elements of a head x columns; q_rows and dout_rows: columns x elements of a head; scores:
-  // keys x columns; heads: of the keys of a chunk; lse and delta: one for each column.
-  float *q, *dout, *dq, *q_rows, *dout_rows, *scores, *heads, *dscores, *lse, *delta;
+  // q and dout: elements of a head x columns; dq_rows, q_rows and dout_rows: columns x elements of a head;
+  // scores: keys x columns; heads: of the keys of a chunk; lse and delta: one for each column.
+  float *q, *dout, *dq_rows, *q_rows, *dout_rows, *scores, *heads, *dscores, *lse, *delta;
 };
 
 void gather_block(const BackwardPass& pass, const Work& work, const BackwardScratch& scratch) {
@@ -341,15 +346,16 @@ void gather_block(const BackwardPass& pass, const Work& work, const BackwardScra
   const int64_t count = blocks.group * work.block.count, columns = blocks.round_up(count);
   const ColumnHeads q(blocks, work, pass.q, 0), dout(blocks, work, pass.dout, 0),
       out(blocks, work, pass.out, 0);
-  gather_columns(q, count, columns, blocks.scale, scratch.q, stride);
-  gather_columns(dout, count, columns, 1.0f, scratch.dout, stride);
+  copy_rows(q, count, blocks.scale, scratch.q_rows, row_stride);
+  copy_rows(dout, count, 1.0f, scratch.dout_rows, row_stride);
+  transpose_rows(scratch.q_rows, row_stride, count, width, columns, scratch.q, stride);
+  transpose_rows(scratch.dout_rows, row_stride, count, width, columns, scratch.dout, stride);
   for (int64_t c = 0; c < count; ++c) {
     const int64_t head = work.kv_head * blocks.group + c % blocks.group;
     const int64_t token = work.block.sequence.begin + work.block.begin + c / blocks.group;
-    row_scaled(scratch.q_rows + c * row_stride, q.at(c), width, blocks.scale);
-    std::copy_n(dout.at(c), width, scratch.dout_rows + c * row_stride);
+    prefetch_head(out, std::min(c + kHeadsAhead, count - 1));
     scratch.lse[c] = pass.lse[head * pass.lse_stride + token];
-    scratch.delta[c] = row_dot(dout.at(c), out.at(c), width);
+    scratch.delta[c] = row_dot(scratch.dout_rows + c * row_stride, out.at(c), width);
   }
   std::fill(scratch.lse + count, scratch.lse + columns, 0.0f);
   std::fill(scratch.delta + count, scratch.delta + columns, 0.0f);
@@ -390,7 +396,7 @@ void backward_block(const BackwardPass& pass, const Work& work, int64_t part,
   const int64_t width = blocks.shape.head_dim, stride = blocks.stride();
   const int64_t count = blocks.group * work.block.count;
   gather_block(pass, work, scratch);
-  std::fill_n(scratch.dq, width * stride, 0.0f);
+  std::fill_n(scratch.dq_rows, count * blocks.head_stride(), 0.0f);
   for_each_chunk(blocks, work.block, [&](const Chunk& chunk) {
     const int64_t token = work.block.sequence.begin + chunk.keys.begin, first = chunk.columns.begin;
     chunk_score_gradients(pass, work, chunk, scratch);
@@ -407,19 +413,13 @@ void backward_block(const BackwardPass& pass, const Work& work, int64_t part,
     sum.stride = sums.dk_stride;
     sgemm_in_place(sum, {scratch.dscores + first, stride, false},
                    scratch.q_rows + first * blocks.head_stride(), blocks.head_stride());
-    sgemm_in_place({.data = scratch.dq + first,
-                    .stride = stride,
-                    .rows = width,
-                    .columns = chunk.columns.count(),
-                    .inner = chunk.keys.count(),
-                    .accumulate = true},
-                   columns_of(blocks, chunk, pass.k.matrix(token, work.kv_head), scratch.heads),
-                   scratch.dscores + first, stride);
+    add_weighted_heads(blocks, chunk, count, scratch.dscores, pass.k.matrix(token, work.kv_head),
+                       scratch.heads, scratch.dq_rows);
   });
-  for (int64_t x = 0; x < width; ++x) {
-    row_scaled(scratch.dq + x * stride, scratch.dq + x * stride, count, blocks.scale);
+  const ColumnHeads dq(blocks, work, pass.dq, 0);
+  for (int64_t c = 0; c < count; ++c) {
+    row_scaled(dq.at(c), scratch.dq_rows + c * blocks.head_stride(), width, blocks.scale);
   }
-  scatter_columns({blocks, work, pass.dq, 0}, count, scratch.dq, stride);
 }
 
 // Every parts-th query block of a sequence, from block `part`: parts of nearly the same work.

@@ -7,10 +7,10 @@ namespace biomoe {
 size_t cpu::attention_scratch_bytes(const AttentionShape& shape, int64_t tokens, int num_threads) {
   const cpu::AttentionBlocks blocks(shape);
   const auto floats = [](int64_t count) { return align_up(static_cast<size_t>(count) * sizeof(float)); };
-  // Backward, which takes more than forward: q, dout and dq as columns; q and dout as rows; scores and their
+  // Backward, which takes more than forward: q and dout as columns; q, dout and dq as rows; scores and their
   // gradient; heads of a chunk; lse and delta.
-  const size_t thread = 3 * floats(shape.head_dim * blocks.stride()) +
-                        2 * floats(blocks.max_columns() * blocks.head_stride()) +
+  const size_t thread = 2 * floats(shape.head_dim * blocks.stride()) +
+                        3 * floats(blocks.max_columns() * blocks.head_stride()) +
                         2 * floats(blocks.kKeys * blocks.stride()) +
                         floats(blocks.kKeys * blocks.head_stride()) + 2 * floats(blocks.stride());
   // Sums of dk and dv by part. The batch may turn out shorter than `tokens`, with fewer sequences and so more
