@@ -310,6 +310,14 @@ TEST_F(Commands, BenchWritesItsFigures) {
   EXPECT_GT(nlohmann::json::parse(read_file(path("bench.json")))["tokens_per_s"].get<double>(), 0.0);
 }
 
+TEST_F(Commands, BenchTimesEveryOperation) {
+  const Outcome outcome =
+      run({"bench", "ops", "--layers", "1", "--hidden", "32", "--ffn", "32", "--num-experts", "2", "--seq",
+           "16", "--batch", "1", "--steps", "1", "--warmup", "0"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("adamw"));
+}
+
 TEST_F(Commands, BenchShowsExpertModesSideBySideAndSkewsRouting) {
   const Outcome outcome =
       run({"bench",   "moe", "--device",      "cpu", "--layers",  "2",      "--hidden", "16",
