@@ -72,6 +72,10 @@ void run(const EvalOptions& options) {
     }
     part = open_sequences(options.data, data, loaded.vocabulary, &found);
   }
+  if (!options.markov.empty() && loaded.vocabulary.alphabet() != Alphabet::kNucleotide) {
+    throw user_error("--markov: the models are of A, C, G and T, and this checkpoint reads {}; leave it out",
+                     loaded.vocabulary.name());
+  }
   if (found.unknown > 0) {
     tell(stderr, "note: {} of {} symbols of the data have no token in the vocabulary {}: none is scored\n",
          found.unknown, found.bases, loaded.vocabulary.name());

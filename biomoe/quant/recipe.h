@@ -45,9 +45,9 @@ struct Fp8RecipeOptions {
         "scale_rounding", scale_rounding, kMxScaleRoundingNames,
         "MXFP8BlockScaling: amax / largest value rounded up to a power of two (Transformer Engine), or the "
         "scale of OCP MX 1.0");
-    v.field(
-        "power_2_scale", power_2_scale,
-        "the other recipes: scales are rounded down to powers of two; a GPU that emulates a recipe needs it");
+    v.field("power_2_scale", power_2_scale,
+            "the other recipes: what elements are multiplied with is rounded down to a power of two; GPUs "
+            "need it");
     v.field("emulate", emulate,
             "Float8BlockScaling: on a GPU that multiplies its codes, multiply in BF16 what they stand for");
     v.field("margin", margin, "DelayedScaling: scales are smaller by 2^margin");

@@ -130,8 +130,8 @@ Fp8Config resolved_fp8_config(const Fp8Config& config, Device device) {
   const bool mx = config.fp8_recipe == Fp8Recipe::kMxfp8BlockScaling;
   if (config.enabled && device == Device::kCuda && !mx && !config.fp8_recipe_kwargs.power_2_scale) {
     throw user_error(
-        "fp8_config.fp8_recipe_kwargs.power_2_scale=false: {} is emulated in BF16 on this GPU, which holds "
-        "its values exactly only where scales are powers of two; set power_2_scale=true or device=cpu",
+        "fp8_config.fp8_recipe_kwargs.power_2_scale=false: on a GPU {} takes scales that are powers of two, "
+        "without which BF16 does not hold its values exactly; set power_2_scale=true or device=cpu",
         kFp8RecipeNames[static_cast<size_t>(config.fp8_recipe)]);
   }
   return config;

@@ -314,7 +314,9 @@ void Trainer::prepare_folder() {
   fs::create_directories(config_.run_dir, error);
   if (error) throw user_error("run_dir={}: cannot create the folder: {}", config_.run_dir, error.message());
   lock_.take(config_.run_dir);
-  replace_file(fs::path(config_.run_dir) / "config.yaml", to_yaml(resolved_));
+  // Of a run that is complete already it says what the steps were made with.
+  const fs::path config = fs::path(config_.run_dir) / "config.yaml";
+  if (step_ < config_.num_train_steps || !fs::exists(config)) replace_file(config, to_yaml(resolved_));
 }
 
 TrainSummary Trainer::run() {

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <fstream>
+
 #include "biomoe/train/loaded_model.h"
 #include "tests/train/trainer_test_util.h"
 
@@ -93,8 +95,16 @@ TEST(Trainer, AFinishedRunIsLeftAsItIs) {
   const auto lines = metrics(config);
   const auto files = tensor_files(config, 7);
   const auto before = test::summary(config);
+  const auto settings = [&] {
+    std::ifstream file(std::filesystem::path(config.run_dir) / "config.yaml");
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string made_with = settings();
+  EXPECT_FALSE(made_with.empty());
+  config.logger.frequency += 1;
   const auto again = train(config);
   EXPECT_THAT(again.output, HasSubstr("training is complete at step 7"));
+  EXPECT_EQ(settings(), made_with);
   EXPECT_EQ(metrics(config), lines);
   EXPECT_TRUE(tensor_files(config, 7) == files);
   const auto after = test::summary(config);
