@@ -110,6 +110,8 @@ TEST_F(BadInput, SettingsAtOddsWithEachOther) {
   refuses({"config_kwargs.max_position_embeddings=32"}, {"max_position_embeddings=32"});
   refuses({"config_kwargs.vocab_size=3"}, {"vocab_size=3"});
   refuses({"recompute_layers=3"}, {"recompute_layers=3"});
+  refuses({"parallelism.dp_size=9223372036854775807"}, {"dp_size=9223372036854775807"});
+  refuses({"parallelism.ep_size=2", "parallelism.dp_size=2000000000"}, {"dp_size=2000000000"});
   refuses({"device=cuda"}, {"device", "cuda"});
   refuses({"adamw_kwargs.betas=[0.9]"}, {"betas"});
   refuses({"adamw_kwargs.betas=[0.9, 1.0]"}, {"betas"});
