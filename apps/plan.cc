@@ -84,8 +84,7 @@ void run(const ConfigOptions& options, const std::string& json_path) {
       config, dataset ? dataset->vocabulary
                       : Vocabulary::open(config.dataset.tokenizer_name_or_path, config.dataset.soft_masked));
   ParallelismConfig& mesh = config.parallelism;
-  mesh.dp_size = std::max<int64_t>(1, mesh.dp_size);
-  resolve_mesh(mesh.dp_size, mesh.ep_size, mesh.dp_size * mesh.ep_size, config.model.num_local_experts);
+  mesh.dp_size = planned_mesh(mesh.dp_size, mesh.ep_size, config.model.num_local_experts).dp;
   const RunMemory memory = plan_run_memory(config, dataset ? &*dataset : nullptr);
   const ParameterList parameters(config.model);
   const StepTime time = estimate_step_time(config);

@@ -1,12 +1,13 @@
 #include "biomoe/dist/mesh.h"
 
+#include <algorithm>
+
 #include "biomoe/core/error.h"
 #include "biomoe/dist/local/local_transport.h"
 
 namespace biomoe {
 
-MeshSize resolve_mesh(int64_t dp_size, int64_t ep_size, int64_t world, int64_t num_experts) {
-  BM_CHECK(world >= 1, "a world of {} ranks", world);
+MeshSize planned_mesh(int64_t dp_size, int64_t ep_size, int64_t num_experts) {
   if (ep_size < 1) throw user_error("parallelism.ep_size={} is below 1", ep_size);
   if (dp_size < 0)
     throw user_error("parallelism.dp_size={} is below 0 (0: as many as ep_size leaves)", dp_size);
@@ -18,9 +19,14 @@ MeshSize resolve_mesh(int64_t dp_size, int64_t ep_size, int64_t world, int64_t n
   }
   constexpr int64_t kMostRanks = int64_t{1} << 30;  // whose product with the experts is no overflow
   if (dp_size > kMostRanks) {
-    throw user_error("parallelism.dp_size={} is for more ranks than there can be, and {} are here", dp_size,
-                     world);
+    throw user_error("parallelism.dp_size={} is for more ranks than there can be", dp_size);
   }
+  return {std::max<int64_t>(1, dp_size), ep_size};
+}
+
+MeshSize resolve_mesh(int64_t dp_size, int64_t ep_size, int64_t world, int64_t num_experts) {
+  BM_CHECK(world >= 1, "a world of {} ranks", world);
+  planned_mesh(dp_size, ep_size, num_experts);
   const int64_t dp = dp_size > 0 ? dp_size : world / ep_size;
   if (dp > world || dp * ep_size != world) {
     throw user_error(

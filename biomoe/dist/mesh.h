@@ -15,8 +15,12 @@ struct MeshSize {
   int64_t world() const { return dp * ep; }
 };
 
-// The sizes for `world` ranks; dp_size = 0 stands for as many as ep leaves. Throws user_error, naming the
-// keys of the section `parallelism`, when dp * ep is not the world or the experts do not divide by ep.
+// The sizes of a mesh that is only planned; dp_size = 0 stands for 1. Throws user_error, naming the keys of
+// the section `parallelism`, for sizes that no mesh has or that the experts do not divide by.
+MeshSize planned_mesh(int64_t dp_size, int64_t ep_size, int64_t num_experts);
+
+// The sizes for `world` ranks; dp_size = 0 stands for as many as ep leaves. Throws user_error as
+// planned_mesh, and when dp * ep is not the world.
 MeshSize resolve_mesh(int64_t dp_size, int64_t ep_size, int64_t world, int64_t num_experts);
 
 // Where a rank stands in its mesh; the default is a rank that is alone.

@@ -55,11 +55,6 @@ void RunConfig::validate() const {
     throw user_error("parallelism: ep_size={} must be at least 1 and dp_size={} at least 0",
                      parallelism.ep_size, parallelism.dp_size);
   }
-  constexpr int64_t kMostRanks = int64_t{1} << 30;
-  if (std::max(parallelism.ep_size, parallelism.dp_size) > kMostRanks) {
-    throw user_error("parallelism: ep_size={} and dp_size={} are for more ranks than there can be",
-                     parallelism.ep_size, parallelism.dp_size);
-  }
   if (run_dir.empty()) throw user_error("run_dir is empty; name a folder for the run");
   fp8_config.validate();
   const auto& precisions = model.layer_precision;
