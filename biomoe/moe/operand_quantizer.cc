@@ -40,6 +40,59 @@ TensorView quantized(Context& ctx, const OperandQuantizer& quantizer, Operand op
   return groups.dequantized_RC;
 }
 
+// Of `elements` of rows that are padded for their scales, of which there is one for 128.
+CodesAndScales allocate_codes(TensorAllocator& allocator, int64_t elements) {
+  CodesAndScales codes;
+  codes.codes = allocator.tensor(DType::kU8, {elements});
+  codes.scales = allocator.tensor(DType::kF32, {elements / cuda::kScaleBlock});
+  return codes;
+}
+
+void check_room(const CodesAndScales& memory, const Shape& operand, const Shape& scales) {
+  BM_CHECK(memory.codes.num_elements() >= operand.num_elements() &&
+               memory.scales.num_elements() >= scales.num_elements(),
+           "an operand of {} and memory for {} codes and {} scales", operand.str(),
+           memory.codes.num_elements(), memory.scales.num_elements());
+}
+
+// What a product that sums over columns, and one that sums over rows, take of an operand.
+CodesAndScales row_codes_in(const CodesAndScales& memory, const Shape& operand) {
+  const Shape scales{operand[1] / cuda::kScaleBlock, row_scales_stride(operand[0])};
+  check_room(memory, operand, scales);
+  return {TensorView(memory.codes.data, DType::kU8, operand),
+          TensorView(memory.scales.data, DType::kF32, scales)};
+}
+
+CodesAndScales column_codes_in(const CodesAndScales& memory, const Shape& operand) {
+  const Shape scales{(operand[0] + cuda::kScaleBlock - 1) / cuda::kScaleBlock, operand[1]};
+  check_room(memory, operand, scales);
+  return {TensorView(memory.codes.data, DType::kU8, Shape{operand[1], operand[0]}),
+          TensorView(memory.scales.data, DType::kF32, scales)};
+}
+
+void ask_for(QuantizeArgs& args, const CodesAndScales& rows, const CodesAndScales& columns) {
+  args.data_RC = rows.codes;
+  args.row_scales_BR = rows.scales;
+  args.column_codes_CR = columns.codes;
+  args.column_scales_BC = columns.scales;
+}
+
+QuantizeArgs quantize_args(const OperandQuantizer& quantizer, Operand operand, TensorView x_RC,
+                           TensorView offsets_G1) {
+  QuantizeArgs args;
+  set_operand(args, quantization_spec(*quantizer.config, operand, false), x_RC);
+  args.offsets_E1 = offsets_G1;
+  return args;
+}
+
+// `weights`: the layer's, or its transposed ones.
+BlockScaledCodes product_of(const CodesAndScales& rows, const TensorView& weights, const LayerCodes& layer) {
+  return {.rows_RK = rows.codes,
+          .row_scales_BR = rows.scales,
+          .weights_ENK = weights,
+          .weight_scales_NB = layer.weight_scales_NB};
+}
+
 }  // namespace
 
 LayerCodes allocate_weight_codes(TensorAllocator& allocator, int64_t experts, int64_t out, int64_t in,
@@ -51,18 +104,6 @@ LayerCodes allocate_weight_codes(TensorAllocator& allocator, int64_t experts, in
   codes.weight_scales_NB = allocator.tensor(DType::kF32, {experts * (out / kBlock + 1), in / kBlock});
   return codes;
 }
-
-namespace {
-
-// Of `elements` of rows that are padded for their scales, of which there is one for 128.
-CodesAndScales allocate_codes(TensorAllocator& allocator, int64_t elements) {
-  CodesAndScales codes;
-  codes.codes = allocator.tensor(DType::kU8, {elements});
-  codes.scales = allocator.tensor(DType::kF32, {elements / cuda::kScaleBlock});
-  return codes;
-}
-
-}  // namespace
 
 RowCodes allocate_row_codes(TensorAllocator& allocator, std::span<const ProductRows> products,
                             bool training) {
@@ -141,93 +182,31 @@ void OperandQuantizer::quantize_weights(Context& ctx, TensorView w_GOI) const {
   quantize(ctx, args);
 }
 
-namespace {
-
-void check_room(const CodesAndScales& memory, const Shape& operand, const Shape& scales) {
-  BM_CHECK(memory.codes.num_elements() >= operand.num_elements() &&
-               memory.scales.num_elements() >= scales.num_elements(),
-           "an operand of {} and memory for {} codes and {} scales", operand.str(),
-           memory.codes.num_elements(), memory.scales.num_elements());
-}
-
-// What a product that sums over columns, and one that sums over rows, take of an operand.
-CodesAndScales row_codes_in(const CodesAndScales& memory, const Shape& operand) {
-  const Shape scales{operand[1] / cuda::kScaleBlock, row_scales_stride(operand[0])};
-  check_room(memory, operand, scales);
-  return {TensorView(memory.codes.data, DType::kU8, operand),
-          TensorView(memory.scales.data, DType::kF32, scales)};
-}
-
-CodesAndScales column_codes_in(const CodesAndScales& memory, const Shape& operand) {
-  const Shape scales{(operand[0] + cuda::kScaleBlock - 1) / cuda::kScaleBlock, operand[1]};
-  check_room(memory, operand, scales);
-  return {TensorView(memory.codes.data, DType::kU8, Shape{operand[1], operand[0]}),
-          TensorView(memory.scales.data, DType::kF32, scales)};
-}
-
-void ask_for(QuantizeArgs& args, const CodesAndScales& rows, const CodesAndScales& columns) {
-  args.data_RC = rows.codes;
-  args.row_scales_BR = rows.scales;
-  args.column_codes_CR = columns.codes;
-  args.column_scales_BC = columns.scales;
-}
-
-QuantizeArgs quantize_args(const OperandQuantizer& quantizer, Operand operand, TensorView x_RC,
-                           TensorView offsets_G1) {
-  QuantizeArgs args;
-  set_operand(args, quantization_spec(*quantizer.config, operand, false), x_RC);
-  args.offsets_E1 = offsets_G1;
-  return args;
-}
-
-BlockScaledCodes with_weights(const CodesAndScales& rows, const LayerCodes& layer) {
-  return {.rows_RK = rows.codes,
-          .row_scales_BR = rows.scales,
-          .weights_ENK = layer.weights_EOI,
-          .weight_scales_NB = layer.weight_scales_NB};
-}
-
-BlockScaledCodes with_transposed_weights(const CodesAndScales& rows, const LayerCodes& layer) {
-  return {.rows_RK = rows.codes,
-          .row_scales_BR = rows.scales,
-          .weights_ENK = layer.transposed_EIO,
-          .weight_scales_NB = layer.weight_scales_NB};
-}
-
-}  // namespace
-
 BlockScaledCodes OperandQuantizer::native_forward(Context& ctx, TensorView x_RI,
                                                   TensorView offsets_G1) const {
   QuantizeArgs args = quantize_args(*this, Operand::kActivation, x_RI, offsets_G1);
   const CodesAndScales rows = row_codes_in(codes.rows.rows, x_RI.shape);
   ask_for(args, rows, {});
   quantize(ctx, args);
-  return with_weights(rows, codes);
+  return product_of(rows, codes.weights_EOI, codes);
 }
 
 OperandQuantizer::BackwardCodes OperandQuantizer::native_backward(Context& ctx, TensorView dy_RO,
                                                                   TensorView x_RI,
                                                                   TensorView offsets_G1) const {
-  if (x_RI) {
-    BackwardCodes result = native_gradient(ctx, dy_RO, offsets_G1);
-    native_input(ctx, x_RI, offsets_G1, result.wgrad);
-    return result;
-  }
-  QuantizeArgs args = quantize_args(*this, Operand::kGradient, dy_RO, offsets_G1);
-  const CodesAndScales rows = row_codes_in(codes.rows.rows, dy_RO.shape);
-  ask_for(args, rows, {});
-  quantize(ctx, args);
-  return {.dgrad = with_transposed_weights(rows, codes)};
+  BackwardCodes result = native_gradient(ctx, dy_RO, offsets_G1, static_cast<bool>(x_RI));
+  if (x_RI) native_input(ctx, x_RI, offsets_G1, result.wgrad);
+  return result;
 }
 
 OperandQuantizer::BackwardCodes OperandQuantizer::native_gradient(Context& ctx, TensorView dy_RO,
-                                                                  TensorView offsets_G1) const {
+                                                                  TensorView offsets_G1, bool wgrad) const {
   QuantizeArgs args = quantize_args(*this, Operand::kGradient, dy_RO, offsets_G1);
   const CodesAndScales rows = row_codes_in(codes.rows.rows, dy_RO.shape);
-  const CodesAndScales columns = column_codes_in(codes.rows.gradient, dy_RO.shape);
+  const CodesAndScales columns = wgrad ? column_codes_in(codes.rows.gradient, dy_RO.shape) : CodesAndScales();
   ask_for(args, rows, columns);
   quantize(ctx, args);
-  return {.dgrad = with_transposed_weights(rows, codes),
+  return {.dgrad = product_of(rows, codes.transposed_EIO, codes),
           .wgrad = {.y_OR = columns.codes, .y_scales_BO = columns.scales}};
 }
 
@@ -251,7 +230,7 @@ BlockScaledCodes OperandQuantizer::native_forward(Context& ctx, const SwigluRows
                                     .act_row_scales_BR = rows.scales,
                                     .rule = quantization_spec(*config, Operand::kActivation, false).rule,
                                     .interleave = swiglu.interleave});
-  return with_weights(rows, codes);
+  return product_of(rows, codes.weights_EOI, codes);
 }
 
 OperandQuantizer::BackwardCodes OperandQuantizer::native_swiglu_backward(
@@ -278,7 +257,7 @@ OperandQuantizer::BackwardCodes OperandQuantizer::native_swiglu_backward(
                                      .interleave = swiglu.interleave});
   down_wgrad.x_IR = act.codes;
   down_wgrad.x_scales_BI = act.scales;
-  return {.dgrad = with_transposed_weights(rows, codes),
+  return {.dgrad = product_of(rows, codes.transposed_EIO, codes),
           .wgrad = {.y_OR = columns.codes, .y_scales_BO = columns.scales}};
 }
 

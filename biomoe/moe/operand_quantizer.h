@@ -98,8 +98,8 @@ struct OperandQuantizer {
     ColumnScaledCodes wgrad{};
   };
   BackwardCodes native_backward(Context& ctx, TensorView dy_RO, TensorView x_RI, TensorView offsets_G1) const;
-  // Those of dy alone, whose part of the weight gradient's is there too; and that of x.
-  BackwardCodes native_gradient(Context& ctx, TensorView dy_RO, TensorView offsets_G1) const;
+  // Those of dy alone, whose part of the weight gradient's is there too where `wgrad`; and that of x.
+  BackwardCodes native_gradient(Context& ctx, TensorView dy_RO, TensorView offsets_G1, bool wgrad) const;
   void native_input(Context& ctx, TensorView x_RI, TensorView offsets_G1, ColumnScaledCodes& wgrad) const;
 
   // The operands of y = act w^T, for act that is not there but made of what is before the activation.

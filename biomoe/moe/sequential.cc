@@ -197,7 +197,7 @@ void Sequential::backward_codes(Context& ctx, size_t first, const ExpertRows& ro
   const TensorView input = first == 0 ? args.x_RI : memory.hidden[first - 1];
   const TensorView dinput = first == 0 ? args.dx_RI : memory.gradient[first - 1];
   const TensorView dact = memory.gradient[first + 1];
-  auto of_down = down.quantizer.native_gradient(ctx, dy, rows.offsets_E1);
+  auto of_down = down.quantizer.native_gradient(ctx, dy, rows.offsets_E1, true);
   down.dgrad(ctx, rows, dy, dact, of_down.dgrad);
   auto of_gate_up =
       gate_up.quantizer.native_swiglu_backward(ctx, swiglu_of_codes(first, rows, args.scales_R, memory), dact,
