@@ -89,7 +89,7 @@ void set_gradient_squares(const ParameterList& parameters, std::span<const Tenso
                           BlockWeights& gradients) {
   const auto squares_of = [&](const char* name) {
     const ParamSpec& spec = parameters.find(fmt::format("model.layers.{}.{}", layer, name));
-    return squares[static_cast<size_t>(&spec - parameters.specs().data())];
+    return squares[parameters.index_of(spec)];
   };
   gradients.moe.gate_up_squares_P = squares_of("mlp.experts.gate_up_proj");
   gradients.moe.down_squares_P = squares_of("mlp.experts.down_proj");

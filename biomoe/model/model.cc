@@ -135,7 +135,7 @@ void Model::initial_values(const ParamSpec& spec, uint64_t seed, float* values) 
     std::fill(values, values + count, 1.0f);
     return;
   }
-  const Rng rng(seed, RngStream::kInit, static_cast<uint32_t>(&spec - parameters_.specs().data()));
+  const Rng rng(seed, RngStream::kInit, static_cast<uint32_t>(parameters_.index_of(spec)));
 #pragma omp parallel for num_threads(limits_.num_threads) schedule(static)
   for (int64_t i = 0; i < count; ++i) {
     values[i] = static_cast<float>(config_.initializer_range * rng.normal(static_cast<uint64_t>(first + i)));
@@ -161,7 +161,6 @@ void Model::poison_activations() {
 
 void Model::set_up_codes() {
   weight_codes_.resize(parameters_.specs().size());
-  const ParamSpec* const first = parameters_.specs().data();
   for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
     const BlockWeights& weights = block_weights_[static_cast<size_t>(layer)];
     const auto add = [&](const char* name, const TensorView& w, const OperandQuantizer& quantizer) {
@@ -170,8 +169,8 @@ void Model::set_up_codes() {
           w.shape.rank() == 3 ? w : TensorView(w.data, w.dtype, Shape{1, w.shape[0], w.shape[1]});
       coded_.push_back({kNoParameter, w_EOI, &quantizer});
       if (!name) return;
-      const ParamSpec& spec = parameters_.find(fmt::format("model.layers.{}.{}", layer, name));
-      coded_.back().parameter = static_cast<size_t>(&spec - first);
+      coded_.back().parameter =
+          parameters_.index_of(parameters_.find(fmt::format("model.layers.{}.{}", layer, name)));
       weight_codes_[coded_.back().parameter] = quantizer.weight_codes();
     };
     add(nullptr, weights.qkv_CD, weights.qkv_quantizer);  // three parameters

@@ -79,6 +79,8 @@ class ParameterList {
   int64_t num_parameters() const;                             // of the whole model, without them
   int64_t num_active_parameters() const;                      // a token's share: k of E experts
   const ParamSpec& find(std::string_view name) const;         // throws when there is none
+  // Of one of specs(), where it is among them.
+  size_t index_of(const ParamSpec& spec) const { return static_cast<size_t>(&spec - specs_.data()); }
   // One region for a rank that is alone, else the dense one and the experts'.
   const std::vector<ArenaRegion>& regions() const { return regions_; }
   int64_t owned_elements() const;

@@ -75,8 +75,7 @@ void Optimizer::add_shard(const ArenaRegion& region) {
 }
 
 size_t Optimizer::parameter_of(const Shard& shard, size_t segment) const {
-  const ParamSpec* const spec = summed_[static_cast<size_t>(shard.first_sum) + segment];
-  return static_cast<size_t>(spec - parameters_.specs().data());
+  return parameters_.index_of(*summed_[static_cast<size_t>(shard.first_sum) + segment]);
 }
 
 bool Optimizer::writes_codes(size_t parameter) const {
