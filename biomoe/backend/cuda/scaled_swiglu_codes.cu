@@ -37,6 +37,7 @@ __device__ __forceinline__ int64_t rows_used(const int64_t* borders, int64_t gro
   return min(borders[groups], rows);
 }
 
+// What both passes read, and the codes by row that they write: of act, and of dgate_up.
 struct Forward {
   const bf16* gate_up;
   const float* probs;
@@ -80,16 +81,8 @@ __global__ __launch_bounds__(kThreads, 4) void forward_kernel(Forward op, unsign
   }
 }
 
-struct Backward {
+struct Backward : Forward {
   bf16* dact;
-  const bf16* gate_up;
-  const float* probs;
-  const int64_t* offsets;
-  int64_t groups, rows, width;  // of act
-  ScaleRule rule;
-  uint8_t* codes;
-  float* row_scales;
-  int64_t row_scales_stride;
   uint8_t* column_codes;
   float* column_scales;
   uint8_t* act_column_codes;
@@ -224,21 +217,28 @@ __global__ void sum_dprobs_kernel(Backward op, float* dprobs) {
   if (threadIdx.y == 0) dprobs[first_row + threadIdx.x] = sum;
 }
 
+// Of the arguments of either pass, for act of [rows, width].
+template <typename Args>
+Forward rows_of(const Args& args, int64_t rows, int64_t width, const TensorView& codes,
+                const TensorView& row_scales) {
+  return {.gate_up = data_of<const bf16>(args.gate_up_R2F),
+          .probs = args.probs_R.f32(),
+          .offsets = args.offsets_E1.i64(),
+          .groups = args.offsets_E1.shape[0] - 1,
+          .rows = rows,
+          .width = width,
+          .rule = args.rule,
+          .codes = data_of<uint8_t>(codes),
+          .row_scales = row_scales.f32(),
+          .row_scales_stride = row_scales.shape[1]};
+}
+
 }  // namespace
 
 void scaled_swiglu_codes_forward(Context& ctx, const ScaledSwigluCodesForwardArgs& args) {
   const int64_t rows = args.act_codes_RF.shape[0], width = args.act_codes_RF.shape[1];
   if (rows == 0 || width == 0) return;
-  const Forward op{.gate_up = data_of<const bf16>(args.gate_up_R2F),
-                   .probs = args.probs_R.f32(),
-                   .offsets = args.offsets_E1.i64(),
-                   .groups = args.offsets_E1.shape[0] - 1,
-                   .rows = rows,
-                   .width = width,
-                   .rule = args.rule,
-                   .codes = data_of<uint8_t>(args.act_codes_RF),
-                   .row_scales = args.act_row_scales_BR.f32(),
-                   .row_scales_stride = args.act_row_scales_BR.shape[1]};
+  const Forward op = rows_of(args, rows, width, args.act_codes_RF, args.act_row_scales_BR);
   const auto tiles = static_cast<unsigned>(width / 128);
   const auto blocks = static_cast<unsigned>(ceil_div(rows, RowTile::kRows));
   forward_kernel<<<tiles * blocks, kThreads, 0, stream_of(ctx)>>>(op, tiles);
@@ -248,21 +248,12 @@ void scaled_swiglu_codes_forward(Context& ctx, const ScaledSwigluCodesForwardArg
 void scaled_swiglu_codes_backward(Context& ctx, const ScaledSwigluCodesBackwardArgs& args) {
   const int64_t rows = args.dact_RF.shape[0], width = args.dact_RF.shape[1];
   if (rows == 0 || width == 0) return;
-  const Backward op{.dact = data_of<bf16>(args.dact_RF),
-                    .gate_up = data_of<const bf16>(args.gate_up_R2F),
-                    .probs = args.probs_R.f32(),
-                    .offsets = args.offsets_E1.i64(),
-                    .groups = args.offsets_E1.shape[0] - 1,
-                    .rows = rows,
-                    .width = width,
-                    .rule = args.rule,
-                    .codes = data_of<uint8_t>(args.dgate_up_codes_R2F),
-                    .row_scales = args.dgate_up_row_scales_BR.f32(),
-                    .row_scales_stride = args.dgate_up_row_scales_BR.shape[1],
-                    .column_codes = data_of<uint8_t>(args.dgate_up_column_codes_2FR),
-                    .column_scales = args.dgate_up_column_scales_B2F.f32(),
-                    .act_column_codes = data_of<uint8_t>(args.act_column_codes_FR),
-                    .act_column_scales = args.act_column_scales_BF.f32()};
+  Backward op{rows_of(args, rows, width, args.dgate_up_codes_R2F, args.dgate_up_row_scales_BR)};
+  op.dact = data_of<bf16>(args.dact_RF);
+  op.column_codes = data_of<uint8_t>(args.dgate_up_column_codes_2FR);
+  op.column_scales = args.dgate_up_column_scales_B2F.f32();
+  op.act_column_codes = data_of<uint8_t>(args.act_column_codes_FR);
+  op.act_column_scales = args.act_column_scales_BF.f32();
   const auto tiles = static_cast<unsigned>(width / 64);
   const auto blocks = static_cast<unsigned>(ceil_div(rows, ColumnTile::kRows));
   backward_kernel<<<tiles * blocks, kThreads, 0, stream_of(ctx)>>>(op, tiles);
