@@ -7,7 +7,7 @@ set(BIOMOE_CUDNN_FRONTEND_DIR "" CACHE PATH "Folder of cudnn_frontend.h; empty: 
 set(cudnn_frontend_version 1.32.0)
 set(cudnn_frontend_sha256 c6006556017a4d1c914c52a556c71b1267f2d6a0500f742e7b4edef539878df0)
 
-find_program(BIOMOE_PYTHON3 python3)
+include(cmake/wheel.cmake)
 
 # Where a Python that is here keeps cuDNN, if it does; empty otherwise.
 function(biomoe_cudnn_of_python result)
@@ -23,32 +23,6 @@ function(biomoe_cudnn_of_python result)
   endif()
 endfunction()
 
-# The wheel is one for one version of Python, but its headers are the same in all: it is named, not chosen.
-function(biomoe_fetch_cudnn_frontend result)
-  set(folder "${PROJECT_BINARY_DIR}/cudnn_frontend-${cudnn_frontend_version}")
-  if(NOT EXISTS "${folder}/include/cudnn_frontend.h")
-    if(NOT BIOMOE_PYTHON3)
-      message(FATAL_ERROR "cudnn-frontend: no python3 to fetch it with; set BIOMOE_CUDNN_FRONTEND_DIR to the folder "
-                          "of cudnn_frontend.h")
-    endif()
-    file(WRITE "${folder}/requirements.txt"
-         "nvidia-cudnn-frontend==${cudnn_frontend_version} --hash=sha256:${cudnn_frontend_sha256}\n")
-    execute_process(
-      COMMAND "${BIOMOE_PYTHON3}" -m pip download --quiet --no-deps --require-hashes --only-binary=:all:
-              --implementation cp --python-version 3.11 --abi cp311 --platform manylinux_2_28_x86_64
-              --dest "${folder}" --requirement "${folder}/requirements.txt"
-      RESULT_VARIABLE status ERROR_VARIABLE reason)
-    if(NOT status EQUAL 0)
-      message(FATAL_ERROR "cudnn-frontend ${cudnn_frontend_version} could not be fetched; set "
-                          "BIOMOE_CUDNN_FRONTEND_DIR to the folder of its cudnn_frontend.h. pip said: ${reason}")
-    endif()
-    file(GLOB wheel "${folder}/nvidia_cudnn_frontend-*.whl")
-    file(ARCHIVE_EXTRACT INPUT "${wheel}" DESTINATION "${folder}" PATTERNS "include/*")
-    file(REMOVE "${wheel}")
-  endif()
-  set(${result} "${folder}/include" PARENT_SCOPE)
-endfunction()
-
 biomoe_cudnn_of_python(cudnn_of_python)
 find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDNN_ROOT}
           PATHS ${CUDAToolkit_INCLUDE_DIRS} ${cudnn_of_python} PATH_SUFFIXES include)
@@ -60,7 +34,11 @@ endif()
 
 set(cudnn_frontend_dir "${BIOMOE_CUDNN_FRONTEND_DIR}")
 if(NOT cudnn_frontend_dir)
-  biomoe_fetch_cudnn_frontend(cudnn_frontend_dir)
+  # The wheel is one for one version of Python, but its headers are the same in all: it is named, not chosen.
+  biomoe_fetch_headers(
+    cudnn_frontend_dir nvidia-cudnn-frontend ${cudnn_frontend_version} ${cudnn_frontend_sha256} include cudnn_frontend.h
+    "set BIOMOE_CUDNN_FRONTEND_DIR to the folder of its cudnn_frontend.h"
+    --implementation cp --python-version 3.11 --abi cp311 --platform manylinux_2_28_x86_64)
 elseif(NOT EXISTS "${cudnn_frontend_dir}/cudnn_frontend.h")
   message(FATAL_ERROR "BIOMOE_CUDNN_FRONTEND_DIR: no cudnn_frontend.h in ${cudnn_frontend_dir}")
 endif()

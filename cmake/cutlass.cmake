@@ -1,37 +1,16 @@
 # CUTLASS (headers only), for the kernels of sm_100a: the target biomoe_cutlass. Included where BIOMOE_SM100 is ON.
 #   BIOMOE_CUTLASS_DIR   a folder that holds cutlass/cutlass.h; without it the pinned wheel is fetched
-# Must come after cmake/cudnn.cmake, which finds python3.
+# Must come after find_package(CUDAToolkit).
+include(cmake/wheel.cmake)
 set(BIOMOE_CUTLASS_DIR "" CACHE PATH "Folder of cutlass/cutlass.h; empty: fetch the pinned wheel")
 set(cutlass_version 4.2.0.0)
 set(cutlass_sha256 f9599ada45c7bcb6bf53f7d3f0a7d154183e53451c01bfa59eecd37dd4a693f6)
 
-function(biomoe_fetch_cutlass result)
-  set(folder "${PROJECT_BINARY_DIR}/cutlass-${cutlass_version}")
-  set(headers "${folder}/cutlass_library/source/include")
-  if(NOT EXISTS "${headers}/cutlass/cutlass.h")
-    if(NOT BIOMOE_PYTHON3)
-      message(FATAL_ERROR "CUTLASS: no python3 to fetch it with; set BIOMOE_CUTLASS_DIR to the folder of "
-                          "cutlass/cutlass.h, or BIOMOE_SM100=OFF")
-    endif()
-    file(WRITE "${folder}/requirements.txt" "nvidia-cutlass==${cutlass_version} --hash=sha256:${cutlass_sha256}\n")
-    execute_process(
-      COMMAND "${BIOMOE_PYTHON3}" -m pip download --quiet --no-deps --require-hashes --only-binary=:all:
-              --dest "${folder}" --requirement "${folder}/requirements.txt"
-      RESULT_VARIABLE status ERROR_VARIABLE reason)
-    if(NOT status EQUAL 0)
-      message(FATAL_ERROR "CUTLASS ${cutlass_version} could not be fetched; set BIOMOE_CUTLASS_DIR to the folder of its "
-                          "cutlass/cutlass.h, or BIOMOE_SM100=OFF. pip said: ${reason}")
-    endif()
-    file(GLOB wheel "${folder}/nvidia_cutlass-*.whl")
-    file(ARCHIVE_EXTRACT INPUT "${wheel}" DESTINATION "${folder}" PATTERNS "cutlass_library/source/include/*")
-    file(REMOVE "${wheel}")
-  endif()
-  set(${result} "${headers}" PARENT_SCOPE)
-endfunction()
-
 set(cutlass_dir "${BIOMOE_CUTLASS_DIR}")
 if(NOT cutlass_dir)
-  biomoe_fetch_cutlass(cutlass_dir)
+  biomoe_fetch_headers(cutlass_dir nvidia-cutlass ${cutlass_version} ${cutlass_sha256} cutlass_library/source/include
+                       cutlass/cutlass.h
+                       "set BIOMOE_CUTLASS_DIR to the folder of its cutlass/cutlass.h, or BIOMOE_SM100=OFF")
 elseif(NOT EXISTS "${cutlass_dir}/cutlass/cutlass.h")
   message(FATAL_ERROR "BIOMOE_CUTLASS_DIR: no cutlass/cutlass.h in ${cutlass_dir}")
 endif()
