@@ -60,15 +60,11 @@ std::vector<double> transposed(const std::vector<double>& x, int64_t groups, int
   return y;
 }
 
-class CudaBlockScaledTest : public GpuTest, public testing::WithParamInterface<Case> {
+class CudaBlockScaledTest : public HopperTest, public testing::WithParamInterface<Case> {
  protected:
   void SetUp() override {
-    GpuTest::SetUp();
-    if (IsSkipped()) return;
-    if (device_info(Device::kCuda).compute_capability != 90) {
-      GTEST_SKIP() << "products of codes need compute capability 9.0";
-    }
-    set_rows(GetParam());
+    HopperTest::SetUp();
+    if (!IsSkipped()) set_rows(GetParam());
   }
 
   // The mean relative error of sums of positive products, of the rows and weights set.
@@ -319,15 +315,10 @@ INSTANTIATE_TEST_SUITE_P(Large, CudaBlockScaledTest,
                                              {2500, 130, 1, 1900}, 1536, 1792, ScaleRule::kPowerOfTwo, 101}));
 
 // The same without experts: gemm() of codes, of rows that fill no tile.
-class CudaCodesGemmTest : public GpuTest, public testing::WithParamInterface<int64_t> {
+class CudaCodesGemmTest : public HopperTest, public testing::WithParamInterface<int64_t> {
  protected:
   static constexpr int64_t kIn = 384, kOut = 256;
 
-  void SetUp() override {
-    GpuTest::SetUp();
-    if (IsSkipped()) return;
-    if (device_info(Device::kCuda).compute_capability != 90) GTEST_SKIP() << "needs compute capability 9.0";
-  }
   std::unique_ptr<GpuTensor> on_gpu(DType type, const Shape& shape, const std::vector<double>& values) {
     auto to = std::make_unique<GpuTensor>(ctx(), type, shape);
     to->set(values);

@@ -60,6 +60,16 @@ class GpuTest : public testing::Test {
   Context ctx_;
 };
 
+// The same for kernels that Hopper alone has.
+class HopperTest : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    if (device_info(Device::kCuda).compute_capability != 90) GTEST_SKIP() << "needs compute capability 9.0";
+  }
+};
+
 inline void encode(double value, DType dtype, uint8_t* to) {
   const auto put = [&](auto element) { std::memcpy(to, &element, sizeof(element)); };
   switch (dtype) {

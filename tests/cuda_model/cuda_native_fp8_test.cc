@@ -72,13 +72,8 @@ struct NativeRun {
   int64_t steps = 0;
 };
 
-class CudaNativeFp8 : public GpuTest {
+class CudaNativeFp8 : public HopperTest {
  protected:
-  void SetUp() override {
-    GpuTest::SetUp();
-    if (IsSkipped()) return;
-    if (device_info(Device::kCuda).compute_capability != 90) GTEST_SKIP() << "needs compute capability 9.0";
-  }
   const std::vector<Batch> batches_{random_batch(native_config(), {130, 1, 64, 205}, 7),
                                     random_batch(native_config(), {77, 300}, 8)};
 };

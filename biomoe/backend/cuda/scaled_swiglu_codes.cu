@@ -248,12 +248,12 @@ void scaled_swiglu_codes_forward(Context& ctx, const ScaledSwigluCodesForwardArg
 void scaled_swiglu_codes_backward(Context& ctx, const ScaledSwigluCodesBackwardArgs& args) {
   const int64_t rows = args.dact_RF.shape[0], width = args.dact_RF.shape[1];
   if (rows == 0 || width == 0) return;
-  Backward op{rows_of(args, rows, width, args.dgate_up_codes_R2F, args.dgate_up_row_scales_BR)};
-  op.dact = data_of<bf16>(args.dact_RF);
-  op.column_codes = data_of<uint8_t>(args.dgate_up_column_codes_2FR);
-  op.column_scales = args.dgate_up_column_scales_B2F.f32();
-  op.act_column_codes = data_of<uint8_t>(args.act_column_codes_FR);
-  op.act_column_scales = args.act_column_scales_BF.f32();
+  const Backward op{rows_of(args, rows, width, args.dgate_up_codes_R2F, args.dgate_up_row_scales_BR),
+                    data_of<bf16>(args.dact_RF),
+                    data_of<uint8_t>(args.dgate_up_column_codes_2FR),
+                    args.dgate_up_column_scales_B2F.f32(),
+                    data_of<uint8_t>(args.act_column_codes_FR),
+                    args.act_column_scales_BF.f32()};
   const auto tiles = static_cast<unsigned>(width / 64);
   const auto blocks = static_cast<unsigned>(ceil_div(rows, ColumnTile::kRows));
   backward_kernel<<<tiles * blocks, kThreads, 0, stream_of(ctx)>>>(op, tiles);
