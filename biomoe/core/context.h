@@ -15,10 +15,11 @@ struct Context {
   Device device = Device::kCpu;
   int num_threads = 1;            // CPU threads; results are bitwise the same for a fixed number
   Arena* scratch = nullptr;       // memory of the device that an op may use during its call (*_scratch_bytes)
-  DeviceState* state = nullptr;   // null on the CPU
+  DeviceState* state = nullptr;   // null on the CPU, and for a side queue, whose ops need none
   void* stream = nullptr;         // of the state, for what other libraries give to the device: cudaStream_t
   bool deterministic = false;     // on the GPU: bitwise equal runs (the CPU's always are)
   bool portable_kernels = false;  // on the GPU: none that only some of those this program runs on have
+  int multiprocessors = 0;          // of the GPU that kernels which fill it may count on; 0: all
   CommClock* comm_clock = nullptr;  // where set, it times communication between ranks (ops/comm_clock.h)
 };
 

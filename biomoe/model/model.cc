@@ -167,7 +167,7 @@ void Model::set_up_codes() {
       if (!quantizer.codes) return;
       const TensorView w_EOI =
           w.shape.rank() == 3 ? w : TensorView(w.data, w.dtype, Shape{1, w.shape[0], w.shape[1]});
-      coded_.push_back({kNoParameter, w_EOI, &quantizer});
+      coded_.push_back({layer, kNoParameter, w_EOI, &quantizer});
       if (!name) return;
       coded_.back().parameter =
           parameters_.index_of(parameters_.find(fmt::format("model.layers.{}.{}", layer, name)));
@@ -274,9 +274,14 @@ TensorView Model::head_weight(const TensorView& arena_A) const {
   return parameters_.view(arena_A, parameters_.find(name));
 }
 
-void Model::run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route_only) {
+void Model::run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route_only,
+                       const StageHooks& hooks) {
+  BM_CHECK(in_step_ || !update_due_, "a pass outside of a step, while an update of the weights is due");
+  const auto before = [&hooks](int64_t stage) {
+    if (hooks.before_forward) hooks.before_forward(stage);
+  };
   begin(batch);
-  quantize_weights();
+  before(0);
   embedding_forward(ctx_, {.tokens_T = batch.tokens_T,
                            .weight_VD = weight(parameters_.specs().front()),
                            .y_TD = act_.blocks.front().x_TD});
@@ -284,29 +289,33 @@ void Model::run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route
   for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
     const auto index = static_cast<size_t>(layer);
     const bool last = layer + 1 == config_.num_hidden_layers;
+    before(ParameterList::stage_of_layer(layer));
+    quantize_weights(layer);
     block_forward(ctx_, inputs_, block_weights_[index], previous_mid, act_.blocks[index], act_.workspace,
                   layer_stats(stats, layer), route_only && last);
     previous_mid = act_.blocks[index].mid_TD;
   }
+  before(parameters_.num_stages() - 1);
+  weights_quantized_ = in_step_;
   stats.tokens += batch.num_tokens();
 }
 
 // Once a step, since weights change between steps only, and what updates write is there already; outside of
 // one, where they may have changed, every time.
-void Model::quantize_weights() {
+void Model::quantize_weights(int64_t layer) {
   for (const CodedWeights& coded : coded_) {
+    if (coded.layer != layer) continue;
     const bool there = in_step_ && (coded.updated || weights_quantized_);
     if (!there) coded.quantizer->quantize_weights(ctx_, coded.weights_EOI);
   }
-  weights_quantized_ = in_step_;
 }
 
-void Model::count_routing(const DeviceBatch& batch) {
-  run_layers(batch, routing_, true);
+void Model::count_routing(const DeviceBatch& batch, const StageHooks& hooks) {
+  run_layers(batch, routing_, true, hooks);
 }
 
-void Model::forward(const DeviceBatch& batch, bool accumulate_stats) {
-  run_layers(batch, accumulate_stats ? routing_ : discarded_, false);
+void Model::forward(const DeviceBatch& batch, bool accumulate_stats, const StageHooks& hooks) {
+  run_layers(batch, accumulate_stats ? routing_ : discarded_, false, hooks);
   rms_norm_forward(ctx_, {.x_TD = act_.workspace.delta_TD,
                           .residual_TD = act_.blocks.back().mid_TD,
                           .weight_D = weight(parameters_.find("model.norm.weight")),
@@ -330,7 +339,11 @@ void Model::loss(const DeviceBatch& batch, bool with_gradient, bool accumulate) 
   loss_sums(ctx_, {.nll_T = act_.head.nll_T, .weights_T = batch.loss_weights_T, .sums_3 = loss_sums_3_});
 }
 
-void Model::backward(const DeviceBatch& batch, double balance_coef, double z_coef, bool accumulate) {
+void Model::backward(const DeviceBatch& batch, double balance_coef, double z_coef, bool accumulate,
+                     const StageHooks& hooks) {
+  const auto after = [&hooks](int64_t stage) {
+    if (hooks.after_backward) hooks.after_backward(stage);
+  };
   const auto& norm = parameters_.find("model.norm.weight");
   rms_norm_backward(ctx_, {.dy_TD = act_.workspace.dnorm_TD,
                            .sum_TD = act_.final_sum_TD,
@@ -340,6 +353,7 @@ void Model::backward(const DeviceBatch& batch, double balance_coef, double z_coe
                            .dx_TD = act_.dstream_TD,
                            .dweight_D = gradient(norm),
                            .accumulate = accumulate});
+  after(parameters_.num_stages() - 1);
   compute_balance_loss(balance_coef);
   const double routings =
       static_cast<double>(config_.num_hidden_layers) * static_cast<double>(routing_.tokens);
@@ -352,12 +366,14 @@ void Model::backward(const DeviceBatch& batch, double balance_coef, double z_coe
     }
     block_backward(ctx_, inputs_, block_weights_[index], block_gradients_[index], act_.blocks[index],
                    act_.workspace, aux, act_.dstream_TD, accumulate);
+    after(ParameterList::stage_of_layer(layer));
   }
   // A tied embedding's gradient has the head's part in it already.
   embedding_backward(ctx_, {.tokens_T = batch.tokens_T,
                             .dy_TD = act_.dstream_TD,
                             .dweight_VD = gradient(parameters_.specs().front()),
                             .accumulate = accumulate || config_.tie_word_embeddings});
+  after(0);
 }
 
 void Model::share_routing(Comm& world, int64_t tokens) {

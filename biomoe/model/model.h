@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -81,6 +82,12 @@ struct StepSums {
   double z_loss = 0;
 };
 
+// What the passes of a step tell as they go through the stages of the model (see ParameterList::num_stages).
+struct StageHooks {
+  std::function<void(int64_t stage)> before_forward{};  // reads the stage's weights for the first time
+  std::function<void(int64_t stage)> after_backward{};  // the stage's gradients are complete
+};
+
 // Device work is given out in order and not waited for, but by the functions named sync. On the CPU
 // everything is done on return.
 class Model {
@@ -122,6 +129,10 @@ class Model {
   std::span<const WeightCodes> weight_codes() const { return weight_codes_; }
   // Weights were written other than by an update that writes their codes: start_step makes them anew.
   void weights_changed();
+  // Whether an update of the weights is still to be made: then they are not to be read but by the step that
+  // makes it.
+  void set_update_due(bool due) { update_due_ = due; }
+  bool update_due() const { return update_due_; }
 
   // Copies the batch to the device; `slot` of several micro-batches, each of which keeps its own memory.
   const DeviceBatch& upload(const Batch& batch, int64_t slot = 0);
@@ -131,10 +142,10 @@ class Model {
 
   // Runs the layers for their routing statistics only. With gradient accumulation the load-balancing gradient
   // needs the counts of the whole global batch before the first backward.
-  void count_routing(const DeviceBatch& batch);
+  void count_routing(const DeviceBatch& batch, const StageHooks& hooks = {});
 
   // Embedding to final norm. accumulate_stats = false when count_routing has seen the batch already.
-  void forward(const DeviceBatch& batch, bool accumulate_stats = true);
+  void forward(const DeviceBatch& batch, bool accumulate_stats = true, const StageHooks& hooks = {});
 
   // After forward: fills nll and adds to the loss sums; with_gradient also starts backward. The parameters'
   // gradients are assigned, or added to where accumulate (as in backward).
@@ -142,7 +153,8 @@ class Model {
 
   // After loss(with_gradient). balance_coef and z_coef are the coefficients of the auxiliary losses, whose
   // sums are those of the tokens counted since reset_sums.
-  void backward(const DeviceBatch& batch, double balance_coef, double z_coef, bool accumulate = false);
+  void backward(const DeviceBatch& batch, double balance_coef, double z_coef, bool accumulate = false,
+                const StageHooks& hooks = {});
 
   const Fp8State& fp8_state() const { return fp8_state_; }
 
@@ -185,8 +197,8 @@ class Model {
   void compute_balance_loss(double balance_coef);
   void begin(const DeviceBatch& batch);
   void set_up_codes();
-  void quantize_weights();
-  void run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route_only);
+  void quantize_weights(int64_t layer);
+  void run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route_only, const StageHooks& hooks);
   LayerRoutingStats layer_stats(const RoutingStats& stats, int64_t layer) const;
   bool recomputed(int64_t layer) const { return layer < limits_.recompute_layers; }
   TensorView head_weight(const TensorView& arena) const;
@@ -219,10 +231,12 @@ class Model {
   int turn_ = 0;
   bool in_step_ = false;            // between reset_sums and finish_step
   bool weights_quantized_ = false;  // in this step
+  bool update_due_ = false;
 
   // Weights that products read codes of.
   static constexpr size_t kNoParameter = SIZE_MAX;
   struct CodedWeights {
+    int64_t layer;
     size_t parameter;  // kNoParameter: they are several, and no update writes the codes
     TensorView weights_EOI;
     const OperandQuantizer* quantizer;

@@ -11,7 +11,6 @@ constexpr int64_t kAlignElements = 64;  // 128 bytes of bf16
 
 }  // namespace
 
-// Dense parameters come first in the arenas, then the experts': a region each, for the ranks that hold it.
 ParameterList::ParameterList(const ModelConfig& c, const MeshPlace& place)
     : experts_(c.num_local_experts), top_k_(c.num_experts_per_tok) {
   const int64_t ep = place.size.ep, held = c.num_local_experts / ep;
@@ -43,32 +42,38 @@ ParameterList::ParameterList(const ModelConfig& c, const MeshPlace& place)
     spec.first = place.ep_rank * held;
     spec.parts = ep;
   }
-  ArenaRegion dense{.copy = place.rank(), .copies = place.size.world()};
-  dense.count = lay_out(false, dense.copies);
-  ArenaRegion experts{.begin = dense.count, .copy = place.dp_rank, .copies = place.size.dp, .experts = true};
-  experts.count = lay_out(true, experts.copies) - experts.begin;
-  if (place.size.world() == 1) {
-    regions_ = {{.count = arena_elements_}};
-  } else {
-    regions_ = {dense, experts};
+  num_stages_ = stage_of_layer(c.num_hidden_layers) + 1;
+  for (int64_t stage = 0; stage < num_stages_; ++stage) {
+    if (place.size.world() == 1) {
+      lay_out({.stage = stage, .experts = true}, true);
+      continue;
+    }
+    lay_out({.stage = stage, .copy = place.rank(), .copies = place.size.world()}, true);
+    lay_out({.stage = stage, .copy = place.dp_rank, .copies = place.size.dp, .experts = true}, false);
   }
 }
 
-// Gives places to the parameters of one region and returns where it ends.
-int64_t ParameterList::lay_out(bool experts, int64_t copies) {
+int64_t ParameterList::stage_of(const ParamSpec& spec) const {
+  if (spec.layer >= 0) return stage_of_layer(spec.layer);
+  return spec.kind == ParamKind::kEmbedding ? 0 : num_stages_ - 1;
+}
+
+// Gives places to the parameters of a region: the stage's dense ones or its experts', or both.
+void ParameterList::lay_out(ArenaRegion region, bool dense) {
   const auto align = [this](int64_t to) { arena_elements_ = (arena_elements_ + to - 1) / to * to; };
-  const int64_t begin = arena_elements_;
+  region.begin = arena_elements_;
   for (ParamSpec& spec : specs_) {
-    if ((spec.kind == ParamKind::kExpert) != experts) continue;
+    if (stage_of(spec) != region.stage || !(spec.kind == ParamKind::kExpert ? region.experts : dense)) continue;
     // k_proj and v_proj follow q_proj with no gap, so that the three read as one matrix.
     const bool follows = spec.name.ends_with("k_proj.weight") || spec.name.ends_with("v_proj.weight");
     if (!follows) align(kAlignElements);
     spec.offset = arena_elements_;
     arena_elements_ += spec.num_elements();
   }
-  const int64_t unit = kAlignElements * copies;
-  arena_elements_ = begin + (arena_elements_ - begin + unit - 1) / unit * unit;
-  return arena_elements_;
+  const int64_t unit = kAlignElements * region.copies;
+  region.count = (arena_elements_ - region.begin + unit - 1) / unit * unit;
+  arena_elements_ = region.begin + region.count;
+  if (region.count > 0) regions_.push_back(region);
 }
 
 Shape ParamSpec::whole_shape() const {

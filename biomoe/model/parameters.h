@@ -43,8 +43,9 @@ struct ParamSpec {
 
 // A part of the flat arenas that a group of ranks holds in as many copies: dense parameters all ranks,
 // experts those of dp. Each owns an equal part of it: it sums the gradients there, keeps the optimiser's
-// state and makes the update (ZeRO-1).
+// state and makes the update (ZeRO-1). A region is of one stage of the forward pass.
 struct ArenaRegion {
+  int64_t stage = 0;
   int64_t begin = 0;
   int64_t count = 0;  // divides by copies
   int64_t copy = 0;   // number of this rank in the group
@@ -81,7 +82,12 @@ class ParameterList {
   const ParamSpec& find(std::string_view name) const;         // throws when there is none
   // Of one of specs(), where it is among them.
   size_t index_of(const ParamSpec& spec) const { return static_cast<size_t>(&spec - specs_.data()); }
-  // One region for a rank that is alone, else the dense one and the experts'.
+  // The stages of the forward pass, in the order in which it first reads their parameters: the embedding,
+  // layer 0 to the last, final norm and head.
+  int64_t num_stages() const { return num_stages_; }
+  static int64_t stage_of_layer(int64_t layer) { return layer + 1; }
+  // By stage, one after the other in the arenas: of each one for a rank that is alone, else the dense one and
+  // the experts'.
   const std::vector<ArenaRegion>& regions() const { return regions_; }
   int64_t owned_elements() const;
   StateOwners state_owners(const ParamSpec& spec) const;
@@ -93,11 +99,13 @@ class ParameterList {
   }
 
  private:
-  int64_t lay_out(bool experts, int64_t copies);
+  int64_t stage_of(const ParamSpec& spec) const;
+  void lay_out(ArenaRegion region, bool dense);
 
   std::vector<ParamSpec> specs_;
   std::vector<ArenaRegion> regions_;
   int64_t arena_elements_ = 0;
+  int64_t num_stages_ = 0;
   int64_t experts_ = 1;
   int64_t top_k_ = 1;
 };

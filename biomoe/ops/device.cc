@@ -136,6 +136,27 @@ void RecordedStep::replay(Context& ctx) const {
   cuda::replay(ctx.state, graph_);
 }
 
+SideQueue::SideQueue(Context& main, int multiprocessors) : main_(main), context_(main) {
+  if (main.device != Device::kCuda) return;
+  queue_ = cuda::create_side_queue(&multiprocessors);
+  multiprocessors_ = multiprocessors;
+  context_.scratch = nullptr;
+  context_.state = nullptr;
+  context_.stream = cuda::side_stream(queue_);
+}
+
+SideQueue::~SideQueue() {
+  if (queue_) cuda::destroy_side_queue(queue_);
+}
+
+void SideQueue::fork() {
+  if (queue_) cuda::fork_side_queue(main_.state, queue_);
+}
+
+void SideQueue::join() {
+  if (queue_) cuda::join_side_queue(main_.state, queue_);
+}
+
 DeviceTimer::DeviceTimer(Context& ctx) : ctx_(ctx) {
   if (ctx_.device != Device::kCuda) return;
   begin_ = cuda::create_event();

@@ -87,6 +87,33 @@ class RecordedStep {
   void* graph_ = nullptr;
 };
 
+// A second queue of work on a context's device, beside the context's own. On the CPU, which does one thing
+// after the other, it is the context's.
+class SideQueue {
+ public:
+  // What is given to the queue runs on so many multiprocessors of the GPU alone; 0, or a driver that does not
+  // divide them: on any.
+  explicit SideQueue(Context& main, int multiprocessors = 0);
+  ~SideQueue();
+  SideQueue(const SideQueue&) = delete;
+  SideQueue& operator=(const SideQueue&) = delete;
+
+  // For operations that need neither scratch nor a library's handle: AdamW, Comm's.
+  Context& context() { return context_; }
+  int multiprocessors() const { return multiprocessors_; }  // 0: any
+  // The queue's work from here on runs after what `main` has been given so far. Once in every step before
+  // work is given to it.
+  void fork();
+  // main's work from here on runs after what the queue has been given so far. After the last work of a step.
+  void join();
+
+ private:
+  Context& main_;
+  Context context_;
+  void* queue_ = nullptr;
+  int multiprocessors_ = 0;
+};
+
 // Milliseconds between two points of a context's work. mark() does not wait; elapsed_ms_sync waits for the
 // later.
 class DeviceTimer {
@@ -133,6 +160,12 @@ void destroy_event(void* event) noexcept;
 void record_event(DeviceState* state, void* event);
 double elapsed_ms_sync(void* begin, void* end);
 int64_t sync_calls();
+// `multiprocessors`: as many as the queue keeps to, 0 for any; set to what it got.
+void* create_side_queue(int* multiprocessors);
+void destroy_side_queue(void* queue) noexcept;
+void* side_stream(void* queue);
+void fork_side_queue(DeviceState* state, void* queue);
+void join_side_queue(DeviceState* state, void* queue);
 }  // namespace cuda
 
 }  // namespace biomoe

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "biomoe/ops/device.h"
+#include "biomoe/ops/fill.h"
 
 namespace biomoe {
 namespace {
@@ -27,6 +28,7 @@ OptimizerMemory Optimizer::plan_memory(const ParameterList& parameters, const Op
   memory.masters = align_up(elements * master_element_bytes(options));
   memory.exchange =
       planned_bytes([&](TensorAllocator& to) { lay_out_exchange(to, parameters.specs().size()); });
+  memory.due = align_up(kNumUpdateValues * sizeof(double));
   return memory;
 }
 
@@ -44,7 +46,7 @@ Optimizer::Optimizer(const ParameterList& parameters, const AdamwConfig& config,
     throw user_error("optimizer_states=bf16 needs device=cuda: on the CPU all states are fp32");
   }
   const OptimizerMemory memory = plan_memory(parameters, options);
-  arena_ = Arena(memory.masters + memory.moments, "optimiser state", device_memory(options.device));
+  arena_ = Arena(memory.masters + memory.moments + memory.due, "optimiser state", device_memory(options.device));
   mirror_ = MirroredArena(options.device, memory.exchange, "the update's numbers");
   exp_avg_A_ = arena_.tensor(state_type(options), {parameters.owned_elements()});
   exp_avg_sq_A_ = arena_.tensor(state_type(options), {parameters.owned_elements()});
@@ -53,12 +55,16 @@ Optimizer::Optimizer(const ParameterList& parameters, const AdamwConfig& config,
     masters = arena_.tensor(options.store_param_remainders ? DType::kU16 : DType::kF32,
                             {parameters.owned_elements()});
   }
+  due_5_ = arena_.tensor(DType::kF64, {kNumUpdateValues});
   exchange_ = lay_out_exchange(mirror_, parameters.specs().size());
   for (const ArenaRegion& region : parameters.regions()) add_shard(region);
 }
 
 void Optimizer::add_shard(const ArenaRegion& region) {
-  Shard shard{.begin = region.owned_begin(), .count = region.owned_count()};
+  Shard shard{.stage = region.stage,
+              .copied = region.copies > 1,
+              .begin = region.owned_begin(),
+              .count = region.owned_count()};
   shard.first_sum = static_cast<int64_t>(summed_.size());
   if (!shards_.empty()) shard.state = shards_.back().state + shards_.back().count;
   for (const auto& spec : parameters_.specs()) {
@@ -70,8 +76,65 @@ void Optimizer::add_shard(const ArenaRegion& region) {
   }
   // Sums of squares that products made hold only where no other rank adds to the gradients.
   if (region.copies == 1) shard.squares.resize(shard.segments.size());
-  shard.codes.resize(shard.segments.size());
+  shard.pieces.push_back(piece_of(shard, 0, shard.count));
   shards_.push_back(std::move(shard));
+}
+
+Optimizer::Piece Optimizer::piece_of(const Shard& shard, int64_t begin, int64_t end) const {
+  Piece piece{.begin = begin, .count = end - begin};
+  for (size_t i = 0; i < shard.segments.size(); ++i) {
+    const ArenaSegment& segment = shard.segments[i];
+    const int64_t first = std::clamp(segment.begin, begin, end);
+    const int64_t last = std::clamp(segment.begin + segment.count, first, end);
+    if (last == first) continue;
+    piece.segments.push_back({first - begin, last - first, segment.decay});
+    piece.parameters.push_back(parameter_of(shard, i));
+    piece.firsts.push_back(first - segment.begin);
+  }
+  piece.codes.resize(piece.segments.size());
+  return piece;
+}
+
+// The first element of the last `beside` or fewer: the beginning of a parameter or of an expert.
+int64_t Optimizer::cut_of(const Shard& shard, int64_t beside) const {
+  const int64_t from = shard.count - std::clamp<int64_t>(beside, 0, shard.count);
+  for (size_t i = 0; i < shard.segments.size(); ++i) {
+    const ArenaSegment& segment = shard.segments[i];
+    if (segment.count == 0 || segment.begin + segment.count <= from) continue;
+    const ParamSpec& spec = parameters_.specs()[parameter_of(shard, i)];
+    const bool whole = segment.count == spec.num_elements();
+    const int64_t unit = whole && spec.kind == ParamKind::kExpert ? spec.num_elements() / spec.shape[0]
+                                                                  : segment.count;
+    const int64_t into = std::max<int64_t>(0, from - segment.begin);
+    const int64_t cut = segment.begin + (into + unit - 1) / unit * unit;
+    if (cut < segment.begin + segment.count) return cut;
+  }
+  return shard.count;
+}
+
+void Optimizer::set_beside(std::span<const int64_t> elements_by_stage) {
+  for (Shard& shard : shards_) {
+    if (shard.copied) continue;
+    const int64_t cut = cut_of(shard, elements_by_stage[static_cast<size_t>(shard.stage)]);
+    shard.pieces = {piece_of(shard, 0, cut)};
+    if (cut == shard.count) continue;
+    shard.pieces.push_back(piece_of(shard, cut, shard.count));
+    shard.pieces.back().beside = true;
+  }
+}
+
+int64_t Optimizer::beside_elements() const {
+  int64_t elements = 0;
+  for (const Shard& shard : shards_) {
+    for (const Piece& piece : shard.pieces) elements += piece.beside ? piece.count : 0;
+  }
+  return elements;
+}
+
+int64_t Optimizer::update_bytes() const {
+  const size_t master = master_A_ ? 2 * sizeof(float) : remainder_A_ ? 2 * sizeof(uint16_t) : 0;
+  const size_t weight = device_ == Device::kCpu ? sizeof(float) : sizeof(uint16_t);
+  return static_cast<int64_t>(3 * weight + master + 4 * dtype_size(exp_avg_A_.dtype));
 }
 
 size_t Optimizer::parameter_of(const Shard& shard, size_t segment) const {
@@ -120,30 +183,49 @@ void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, Tens
                     .norm_1 = exchange_.norm_1,
                     .factor_1 = exchange_.update_5.rows(kGradScale, 1),
                     .apply_1 = exchange_.update_5.rows(kApply, 1)});
+  copy_on_device(ctx, due_5_.data, exchange_.update_5.data, due_5_.bytes());
 }
 
-void Optimizer::update(Context& ctx, TensorView weights_A, TensorView gradients_A,
-                       std::span<const WeightCodes> codes) {
+void Optimizer::update(Context& ctx, const UpdateArgs& args, int64_t stage, UpdatePart part) {
   for (Shard& shard : shards_) {
-    for (size_t i = 0; i < shard.codes.size(); ++i)
-      shard.codes[i] = codes.empty() ? WeightCodes() : codes[parameter_of(shard, i)];
-    const auto state = [&](const TensorView& state_A) {
-      return state_A ? state_A.rows(shard.state, shard.count) : TensorView();
-    };
-    adamw(ctx, {.weights_A = weights_A.rows(shard.begin, shard.count),
-                .master_A = state(master_A_),
-                .remainder_A = state(remainder_A_),
-                .grad_A = gradients_A.rows(shard.begin, shard.count),
-                .exp_avg_A = state(exp_avg_A_),
-                .exp_avg_sq_A = state(exp_avg_sq_A_),
-                .segments = shard.segments,
-                .codes = shard.codes,
-                .beta1 = config_.betas[0],
-                .beta2 = config_.betas[1],
-                .eps = config_.eps,
-                .weight_decay = config_.weight_decay,
-                .update_5 = exchange_.update_5});
+    if (shard.stage != stage || shard.copied != (part == UpdatePart::kCopied)) continue;
+    for (Piece& piece : shard.pieces) {
+      if (piece.beside == (part == UpdatePart::kBeside)) update_piece(ctx, args, shard, piece);
+    }
   }
+}
+
+void Optimizer::update(Context& ctx, const UpdateArgs& args) {
+  for (Shard& shard : shards_) {
+    for (Piece& piece : shard.pieces) update_piece(ctx, args, shard, piece);
+  }
+  fill_zero(ctx, {.x = due_5_});
+}
+
+void Optimizer::update_piece(Context& ctx, const UpdateArgs& args, const Shard& shard, Piece& piece) {
+  for (size_t i = 0; i < piece.codes.size(); ++i) {
+    const ParamSpec& spec = parameters_.specs()[piece.parameters[i]];
+    piece.codes[i] = args.codes.empty() ? WeightCodes() : args.codes[piece.parameters[i]];
+    if (!piece.codes[i] || piece.segments[i].count == spec.num_elements()) continue;
+    const int64_t expert = spec.num_elements() / spec.shape[0];
+    piece.codes[i] = piece.codes[i].experts(piece.firsts[i] / expert, piece.segments[i].count / expert);
+  }
+  const auto state = [&](const TensorView& state_A) {
+    return state_A ? state_A.rows(shard.state + piece.begin, piece.count) : TensorView();
+  };
+  adamw(ctx, {.weights_A = args.weights_A.rows(shard.begin + piece.begin, piece.count),
+              .master_A = state(master_A_),
+              .remainder_A = state(remainder_A_),
+              .grad_A = args.gradients_A.rows(shard.begin + piece.begin, piece.count),
+              .exp_avg_A = state(exp_avg_A_),
+              .exp_avg_sq_A = state(exp_avg_sq_A_),
+              .segments = piece.segments,
+              .codes = piece.codes,
+              .beta1 = config_.betas[0],
+              .beta2 = config_.betas[1],
+              .eps = config_.eps,
+              .weight_decay = config_.weight_decay,
+              .update_5 = due_5_});
 }
 
 void Optimizer::finish_step(Context& ctx) {

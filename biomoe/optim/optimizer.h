@@ -23,6 +23,10 @@ struct OptimizerOptions {
   Comm* world = nullptr;  // all ranks, where there are several: the gradient norm is of all of them
 };
 
+// A part of a stage's update (see ParameterList::num_stages): what other ranks hold copies of, and of the rest
+// what set_beside has set aside, and what not.
+enum class UpdatePart : uint8_t { kCopied, kOwn, kBeside };
+
 // What the optimiser keeps. The weights themselves are the master where they are fp32 (the CPU), or
 // where `states` is bf16. Elsewhere masters are fp32, or with store_param_remainders what is missing from the
 // weights: the same numbers, and the same weights, bit for bit.
@@ -30,7 +34,8 @@ struct OptimizerMemory {
   size_t masters = 0;
   size_t moments = 0;
   size_t exchange = 0;
-  size_t total() const { return masters + moments + exchange; }
+  size_t due = 0;
+  size_t total() const { return masters + moments + exchange + due; }
 };
 
 class Optimizer {
@@ -41,21 +46,38 @@ class Optimizer {
   Optimizer(const ParameterList& parameters, const AdamwConfig& config, const OptimizerOptions& options = {});
   static OptimizerMemory plan_memory(const ParameterList& parameters, const OptimizerOptions& options);
 
-  // A step: start_step, then clip once all gradients are there, update, and finish_step; only start_step
-  // touches the host's memory. What the step did can be asked for once the device has been waited for.
+  // A step: start_step, then clip once all gradients are there, and finish_step; only start_step touches the
+  // host's memory. What the step did can be asked for once the device has been waited for. The update of the
+  // weights is due from clip on: it may be made with the next step, whose gradients must not be written
+  // before.
   void start_step(Context& ctx, double lr);
   // The gradients' global norm, and the factor that brings it to at most max_norm (0: no clipping). The
   // update is not made where the norm or one of loss_sums_3 is not finite.
   // squares: see SumSquaresArgs::partials, one a parameter.
   void clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3 = {},
             std::span<const TensorView> squares = {});
-  // codes: empty, or one a parameter, absent for all but some of those that writes_codes: where the codes of
-  // its new weights are written (see AdamwArgs::codes).
-  void update(Context& ctx, TensorView weights_A, TensorView gradients_A,
-              std::span<const WeightCodes> codes = {});
+  void finish_step(Context& ctx);
+
+  // Where an update is and what it writes.
+  struct UpdateArgs {
+    TensorView weights_A, gradients_A;
+    // Empty, or one a parameter, absent for all but some of those that writes_codes: where the codes of its
+    // new weights are written (see AdamwArgs::codes).
+    std::span<const WeightCodes> codes{};
+  };
+  // The update that is due, of one stage's part; changes nothing where none is.
+  void update(Context& ctx, const UpdateArgs& args, int64_t stage, UpdatePart part);
+  // All of it; after that none is due.
+  void update(Context& ctx, const UpdateArgs& args);
+  // Of each stage so many elements, the last that this rank owns and no other rank holds, are UpdatePart::
+  // kBeside. Counts are rounded down to what update can cut: whole experts where codes are written.
+  void set_beside(std::span<const int64_t> elements_by_stage);
+  int64_t beside_elements() const;  // of all stages, after rounding
+  // Bytes that an update reads and writes for an element.
+  int64_t update_bytes() const;
+
   // Whether update can write codes of the parameter of this number: on a GPU, where this rank owns all of it.
   bool writes_codes(size_t parameter) const;
-  void finish_step(Context& ctx);
 
   double gradient_norm() const;  // before clipping
   bool update_made() const;
@@ -73,16 +95,30 @@ class Optimizer {
     TensorView sums_S, norm_1, update_5;
   };
   static Exchange lay_out_exchange(TensorAllocator& allocator, size_t segments);
+  // Elements [begin, begin + count) of a shard's, for one launch: segments are relative to `begin`.
+  struct Piece {
+    bool beside = false;
+    int64_t begin = 0, count = 0;
+    std::vector<ArenaSegment> segments{};
+    std::vector<size_t> parameters{};  // of each segment
+    std::vector<int64_t> firsts{};     // the element of its parameter that a segment begins with
+    std::vector<WeightCodes> codes{};  // of each
+  };
   // What this rank owns of a region: segments are relative to `begin`, one a parameter of the region, empty
   // where another rank owns all of it.
   struct Shard {
+    int64_t stage = 0;
+    bool copied = false;           // other ranks hold the region
     int64_t begin = 0, count = 0;  // of the flat arenas
     int64_t state = 0;             // first element in the arenas of state
     int64_t first_sum = 0;         // of sums_S
     std::vector<ArenaSegment> segments{};
     std::vector<TensorView> squares{};  // of each, where no other rank adds to its gradient
-    std::vector<WeightCodes> codes{};   // of each
+    std::vector<Piece> pieces{};        // one or two
   };
+  Piece piece_of(const Shard& shard, int64_t begin, int64_t end) const;
+  int64_t cut_of(const Shard& shard, int64_t beside) const;
+  void update_piece(Context& ctx, const UpdateArgs& args, const Shard& shard, Piece& piece);
   size_t parameter_of(const Shard& shard, size_t segment) const;
   void add_shard(const ArenaRegion& region);
 
@@ -96,6 +132,7 @@ class Optimizer {
   MirroredArena mirror_;
   TensorView master_A_, remainder_A_, exp_avg_A_, exp_avg_sq_A_;
   Exchange exchange_;
+  TensorView due_5_;  // update_5 of the update that is due, on the device alone; applies nothing if none is
   int64_t steps_ = 0;
 };
 

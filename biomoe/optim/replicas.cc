@@ -12,9 +12,10 @@ Comm& ranks_of(const Mesh& mesh, const ArenaRegion& region) {
 }  // namespace
 
 void reduce_gradients(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
-                      const TensorView& gradients_A) {
+                      const TensorView& gradients_A, int64_t stage) {
   const CommSpan span(ctx);
   for (const ArenaRegion& region : parameters.regions()) {
+    if (region.stage != stage || region.copies == 1) continue;
     ranks_of(mesh, region)
         .reduce_scatter(ctx, gradients_A.rows(region.begin, region.count),
                         gradients_A.rows(region.owned_begin(), region.owned_count()), ReduceOp::kSum,
@@ -23,9 +24,10 @@ void reduce_gradients(Context& ctx, const ParameterList& parameters, const Mesh&
 }
 
 void gather_weights(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
-                    const TensorView& weights_A) {
+                    const TensorView& weights_A, int64_t stage) {
   const CommSpan span(ctx);
   for (const ArenaRegion& region : parameters.regions()) {
+    if (region.stage != stage || region.copies == 1) continue;
     ranks_of(mesh, region)
         .all_gather(ctx, weights_A.rows(region.owned_begin(), region.owned_count()),
                     weights_A.rows(region.begin, region.count),

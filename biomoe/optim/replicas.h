@@ -9,12 +9,14 @@
 
 namespace biomoe {
 
+// Both of one stage (see ParameterList::num_stages).
+
 // In the parts of gradients_A that this rank owns: the sum over the copies. The rest keeps what it had.
 void reduce_gradients(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
-                      const TensorView& gradients_A);
+                      const TensorView& gradients_A, int64_t stage);
 
 // Every rank's part of weights_A becomes that of its owner: the same bits everywhere.
 void gather_weights(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
-                    const TensorView& weights_A);
+                    const TensorView& weights_A, int64_t stage);
 
 }  // namespace biomoe

@@ -121,7 +121,7 @@ std::vector<MemoryRow> device_memory_rows(const ModelConfig& model, const ModelL
   std::vector<MemoryRow> rows{
       {"weights", planned.weights, kSmallerModel},
       {"gradients", planned.gradients, kSmallerModel},
-      {"optimiser moments", states.moments + states.exchange,
+      {"optimiser moments", states.moments + states.exchange + states.due,
        wide_states ? "optimizer_states=bf16" : kSmallerModel},
       {"activations", planned.saved_activations,
        fmt::format("dataset.token_micro_batch_size below {} (with more grad_acc_steps), or "

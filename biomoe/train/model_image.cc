@@ -98,6 +98,7 @@ void ModelImage::initialize(uint64_t seed) {
 }
 
 void ModelImage::download_sync() {
+  BM_CHECK(!model_.update_due(), "weights are read or written while an update of them is due");
   if (model_.limits().device == Device::kCpu) return;
   ParameterIo io(model_.context(), model_.types());
   const bool masters = optimizer_ && optimizer_->master_A();
@@ -123,6 +124,7 @@ void ModelImage::download_sync() {
 }
 
 void ModelImage::upload_sync() {
+  BM_CHECK(!model_.update_due(), "weights are read or written while an update of them is due");
   if (model_.limits().device == Device::kCpu) return;
   ParameterIo io(model_.context(), model_.types());
   model_.weights_changed();

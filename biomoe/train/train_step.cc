@@ -15,11 +15,7 @@ StepRunner::StepRunner(Model& model, Optimizer& optimizer, bool record, const Me
       record_(record && RecordedStep::supported(model.context())),
       wait_limit_s_(wait_limit_s),
       mesh_(mesh && !mesh->alone() ? mesh : nullptr),
-      codes_(model.weight_codes().begin(), model.weight_codes().end()) {
-  for (size_t parameter = 0; parameter < codes_.size(); ++parameter) {
-    if (!optimizer.writes_codes(parameter)) codes_[parameter] = {};
-  }
-}
+      weight_update_(model, optimizer, mesh_) {}
 
 void StepRunner::submit(std::span<const Batch> micro_batches, const StepSettings& settings) {
   micro_batches_ = micro_batches;
@@ -47,7 +43,8 @@ void StepRunner::submit(std::span<const Batch> micro_batches, const StepSettings
     sizes_.push_back(result_.tokens);  // auxiliary losses are divided by it
   }
   grad_scale_ = target_weight > 0 ? 1.0 / target_weight : 0.0;
-  model_.start_step(grad_scale_, codes_);
+  weight_update_.plan(uploaded_.front()->num_tokens());
+  model_.start_step(grad_scale_, weight_update_.codes());
   optimizer_.start_step(model_.context(), settings.lr);
   if (!record_) {
     enqueue(uploaded_, settings.max_grad_norm);
@@ -71,6 +68,7 @@ void StepRunner::submit(std::span<const Batch> micro_batches, const StepSettings
     entry->second = RecordedStep::end(ctx);
   }
   entry->second->replay(ctx);
+  weight_update_.leave();
   model_.set_routed_tokens(result_.tokens);
 }
 
@@ -83,32 +81,34 @@ void StepRunner::enqueue(std::span<const DeviceBatch* const> batches, double max
   const auto share_routing = [this] {
     if (mesh_) model_.share_routing(mesh_->world(), result_.tokens);
   };
+  const StageHooks updating{.before_forward = [this](int64_t stage) { weight_update_.before_forward(stage); }};
+  const StageHooks reducing{.after_backward = [this](int64_t stage) {
+    if (mesh_) {
+      reduce_gradients(model_.context(), model_.parameters(), *mesh_, model_.gradients_A(), stage);
+    }
+  }};
+  weight_update_.begin();
   if (count_ahead) {
-    for (const DeviceBatch* batch : batches) model_.count_routing(*batch);
+    for (const DeviceBatch* batch : batches)
+      model_.count_routing(*batch, batch == batches.front() ? updating : StageHooks());
     share_routing();
   }
   bool accumulate = false;
   for (const DeviceBatch* batch : batches) {
-    model_.forward(*batch, !count_ahead);
+    model_.forward(*batch, !count_ahead, count_ahead || accumulate ? StageHooks() : updating);
     model_.loss(*batch, true, accumulate);
     if (!several) share_routing();
-    model_.backward(*batch, config.router_aux_loss_coef, config.router_z_loss_coef, accumulate);
+    model_.backward(*batch, config.router_aux_loss_coef, config.router_z_loss_coef, accumulate,
+                    batch == batches.back() ? reducing : StageHooks());
     accumulate = true;
   }
   if (several && !count_ahead) share_routing();
   if (mesh_) model_.share_losses(mesh_->world());
   model_.finish_step(config.router_aux_loss_coef);
-  update(max_grad_norm);
-}
-
-void StepRunner::update(double max_grad_norm) {
   Context& ctx = model_.context();
-  const ParameterList& parameters = model_.parameters();
-  if (mesh_) reduce_gradients(ctx, parameters, *mesh_, model_.gradients_A());
   optimizer_.clip(ctx, model_.gradients_A(), max_grad_norm, model_.loss_sums_3(), model_.gradient_squares());
-  optimizer_.update(ctx, model_.weights_A(), model_.gradients_A(), codes_);
-  if (mesh_) gather_weights(ctx, parameters, *mesh_, model_.weights_A());
   optimizer_.finish_step(ctx);
+  weight_update_.leave();
 }
 
 // On a GPU the ranks first see on their hosts that all have given out the step: one that has not is named by
@@ -139,8 +139,10 @@ StepResult StepRunner::finish_sync() {
   return result_;
 }
 
-// Weights are as before the step, so the micro-batches' forwards can be run again to find the place.
+// The update that the step left changes nothing, so the micro-batches' forwards can be run again to find the
+// place.
 void StepRunner::throw_nonfinite(const StepSums& sums) {
+  settle();
   optimizer_.set_steps(optimizer_.steps() - 1);
   if (!std::isfinite(sums.loss.weighted_nll) || !std::isfinite(sums.loss.nll)) {
     const std::string place = nonfinite_place();
@@ -170,7 +172,9 @@ StepResult train_step(Model& model, Optimizer& optimizer, std::span<const Batch>
                       const StepSettings& settings, const Mesh* mesh) {
   StepRunner runner(model, optimizer, false, mesh);
   runner.submit(micro_batches, settings);
-  return runner.finish_sync();
+  const StepResult result = runner.finish_sync();
+  runner.settle();
+  return result;
 }
 
 double step_flops(const ModelConfig& config, const ParameterList& parameters, const Batch& batch) {

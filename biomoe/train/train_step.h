@@ -11,6 +11,7 @@
 #include "biomoe/model/model.h"
 #include "biomoe/ops/device.h"
 #include "biomoe/optim/optimizer.h"
+#include "biomoe/train/weight_update.h"
 
 namespace biomoe {
 
@@ -51,12 +52,17 @@ class StepRunner {
   void submit(std::span<const Batch> micro_batches, const StepSettings& settings);
 
   // Waits. Throws failure, naming step, place or parameter, when the loss or a gradient is not finite: then
-  // no update was made.
+  // no update is made.
   StepResult finish_sync();
+
+  // The update of the weights is left to the next submit, which makes it beside its forward pass. Whoever
+  // reads the weights or the optimiser's state in between has it made first.
+  void settle() { weight_update_.settle(); }
+  // The share of the update that steps make beside their forward pass, of the sizes given out last.
+  double update_beside_share() const { return weight_update_.beside_share(); }
 
  private:
   void enqueue(std::span<const DeviceBatch* const> batches, double max_grad_norm);
-  void update(double max_grad_norm);
   void wait_sync();
   std::string nonfinite_place();
   [[noreturn]] void throw_nonfinite(const StepSums& sums);
@@ -65,8 +71,8 @@ class StepRunner {
   Optimizer& optimizer_;
   bool record_ = false;
   double wait_limit_s_;
-  const Mesh* mesh_ = nullptr;      // null for a rank that is alone
-  std::vector<WeightCodes> codes_;  // one a parameter: those that the optimiser writes
+  const Mesh* mesh_ = nullptr;  // null for a rank that is alone
+  WeightUpdate weight_update_;
   std::map<std::vector<int64_t>, std::optional<RecordedStep>>
       recordings_;  // by the sizes of the micro-batches
   std::vector<const DeviceBatch*> uploaded_;
@@ -77,7 +83,7 @@ class StepRunner {
   double grad_scale_ = 0;
 };
 
-// submit and finish_sync of one step that is not recorded.
+// submit, finish_sync and settle of one step that is not recorded.
 StepResult train_step(Model& model, Optimizer& optimizer, std::span<const Batch> micro_batches,
                       const StepSettings& settings, const Mesh* mesh = nullptr);
 

@@ -237,6 +237,7 @@ double Trainer::over_ranks(double value) const {
 
 void Trainer::save() {
   if (saved_step_ == step_) return;
+  runner_->settle();
   image_->download_sync();
   if (!ranks_->mesh.alone()) {
     save_from_ranks(*store_, ranks_->mesh.world(), step_, image_->owned_groups(), state());
@@ -249,6 +250,7 @@ void Trainer::save() {
 }
 
 Evaluation Trainer::validate(int64_t max_batches) {
+  runner_->settle();
   const Mesh& mesh = ranks_->mesh;
   // Every rank takes its share of the batches, at least one.
   const int64_t batches = (max_batches + mesh.size() - 1) / mesh.size();
@@ -306,6 +308,7 @@ void Trainer::train(RunLog* log) {
     }
     if (due(config_.checkpoint.save_every_n_steps)) save();
   }
+  runner_->settle();
   if (log) log->finish(step_);
 }
 

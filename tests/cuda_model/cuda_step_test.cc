@@ -126,6 +126,8 @@ TEST(CudaStep, OfPortableKernelsFollowsTheCpuAndRepeats) {
   EXPECT_NEAR(got.grad_norm, want.grad_norm, 2e-2 * want.grad_norm);
   EXPECT_GT(cosine(gpu.gradients(), cpu.gradients()), 0.999);
   again.step(on_gpu_again, {&batch, 1}, 1);
+  on_gpu.settle();
+  on_gpu_again.settle();
   EXPECT_EQ(gpu.weights(), again.weights());
 }
 
@@ -170,6 +172,8 @@ TEST(CudaStep, ARecordedStepIsTheStepItself) {
     EXPECT_EQ(got.grad_norm, want.grad_norm) << number;
     EXPECT_EQ(got.aux_loss, want.aux_loss) << number;
   }
+  runner.settle();
+  recorder.settle();
   EXPECT_EQ(recorded.weights(), plain.weights());
 }
 
@@ -193,6 +197,8 @@ TEST(CudaStep, RemaindersOfMastersTrainAsMastersDoBitForBit) {
       ASSERT_EQ(got.loss, want.loss) << number;
       ASSERT_EQ(got.grad_norm, want.grad_norm) << number;
     }
+    on_whole.settle();
+    on_parts.settle();
   };
   same_steps(1, 20);
   const std::vector<float> masters = whole.weights();
@@ -217,6 +223,36 @@ TEST(CudaStep, RemaindersOfMastersTrainAsMastersDoBitForBit) {
   parts.image->upload_sync();
   same_steps(21, 25);
   EXPECT_EQ(parts.weights(), whole.weights());
+}
+
+// An update that is left to the next step, which makes a part of it beside its forward pass, is the one that
+// is made at once.
+class CudaHopperStep : public HopperTest {};
+
+TEST_F(CudaHopperStep, MakesTheUpdateOfTheStepBefore) {
+  ModelConfig config = gpu_config();
+  config.hidden_size = 512;
+  config.intermediate_size = 1024;
+  config.num_local_experts = 4;
+  config.num_hidden_layers = 3;
+  for (const bool remainders : {false, true}) {
+    ModelLimits limits = small_limits();
+    limits.max_tokens = limits.max_seqlen = 4096;
+    limits.expert_ffn_mode = ExpertFfnMode::kFusedGroupedMlp;
+    limits.deterministic = true;
+    DeviceRun left(config, limits, Device::kCuda, remainders), made(config, limits, Device::kCuda, remainders);
+    StepRunner leaves(*left.model, *left.optimizer, true), makes(*made.model, *made.optimizer, true);
+    for (int64_t number = 1; number <= 6; ++number) {
+      const Batch batch = random_batch(config, {4096 - number}, static_cast<uint64_t>(number));
+      const StepResult want = made.step(makes, {&batch, 1}, number), got = left.step(leaves, {&batch, 1}, number);
+      makes.settle();
+      EXPECT_EQ(got.loss, want.loss) << number;
+      EXPECT_EQ(got.grad_norm, want.grad_norm) << number;
+    }
+    EXPECT_GT(leaves.update_beside_share(), 0.05) << "of the update, beside the forward pass";
+    leaves.settle();
+    EXPECT_EQ(left.weights(), made.weights());
+  }
 }
 
 TEST(CudaStep, MicroBatchesAndRecomputationGiveTheSameGradient) {

@@ -92,6 +92,7 @@ History train_on(const RunConfig& base, const Layout& layout) {
       const StepResult result = runner.finish_sync();
       if (mesh.rank() == 0) history.steps.push_back(result);
     }
+    runner.settle();
     gatherer.add(model);
   });
   history.weights = gatherer.take();

@@ -79,7 +79,9 @@ sm90::Fp8Columns fp8_columns(const ColumnScaledCodes& codes) {
 template <typename Problem>
 void run(const char* op, const Context& ctx, const Problem& problem) {
   sm90::GroupedGemmPlan plan;
-  const cudaError_t error = sm90::make_plan(problem, sm90::choose_tiling(problem), &plan);
+  sm90::Tiling tiling = sm90::choose_tiling(problem);
+  tiling.multiprocessors = ctx.multiprocessors;
+  const cudaError_t error = sm90::make_plan(problem, tiling, &plan);
   if (error == cudaErrorInvalidValue) {
     throw user_error(
         "{}: {} experts of these widths cannot run as one product (at most {} experts, widths that "

@@ -19,7 +19,7 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 }
 
 inline cudaStream_t stream_of(const Context& ctx) {
-  return ctx.state->stream;
+  return static_cast<cudaStream_t>(ctx.state ? ctx.state->stream : ctx.stream);
 }
 
 inline Arena& scratch_of(const Context& ctx, const char* op) {

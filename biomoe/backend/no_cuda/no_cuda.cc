@@ -87,4 +87,18 @@ int64_t sync_calls() {
   return 0;
 }
 
+void* create_side_queue(int*) {
+  throw no_cuda("the GPU");
+}
+void destroy_side_queue(void*) noexcept {}
+void* side_stream(void*) {
+  throw no_cuda("the GPU");
+}
+void fork_side_queue(DeviceState*, void*) {
+  throw no_cuda("the GPU");
+}
+void join_side_queue(DeviceState*, void*) {
+  throw no_cuda("the GPU");
+}
+
 }  // namespace biomoe::cuda

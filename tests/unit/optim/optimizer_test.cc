@@ -57,7 +57,7 @@ struct Fixture {
   void update(double lr, double max_norm) {
     optimizer.start_step(ctx, lr);
     norm(nullptr, max_norm);
-    optimizer.update(ctx, view(weights), view(gradients));
+    optimizer.update(ctx, {.weights_A = view(weights), .gradients_A = view(gradients)});
   }
   float& at(std::vector<float>& arena, const std::string& name, int64_t index) {
     return arena[static_cast<size_t>(parameters.find(name).offset + index)];

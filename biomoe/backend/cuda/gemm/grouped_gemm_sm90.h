@@ -142,6 +142,7 @@ constexpr int kTileColumns = 256;
 struct Tiling {
   int cluster = 2;  // 1 or 2
   bool split = false;
+  int multiprocessors = 0;  // to fill; 0: all of the device
 };
 
 // Workspace for one product at a time on the current device. Its first kSplitTicketBytes are zero before the

@@ -1,4 +1,5 @@
 // From problems to plans: checks, tensor maps, launch.
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 
@@ -162,6 +163,7 @@ struct PlanBuilder {
     plan->kernel_ = choice.function;
     plan->shared_bytes_ = choice.shared_bytes;
     plan->cluster_ = tiling.cluster;
+    if (tiling.multiprocessors > 0) multiprocessors = std::min(multiprocessors, tiling.multiprocessors);
     plan->blocks_ = multiprocessors / tiling.cluster * tiling.cluster;
   }
 
