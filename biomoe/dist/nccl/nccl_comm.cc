@@ -115,17 +115,18 @@ class NcclComm : public Comm {
     const auto at = [row](const TensorView& rows, const RowSegment& segment) {
       return static_cast<unsigned char*>(rows.data) + static_cast<size_t>(segment.begin) * row;
     };
+    ncclComm_t all = comm();  // between ncclGroupStart and ncclGroupEnd it could not be made
     check(ncclGroupStart(), what);
     for (const RowSegment& segment : args.send_segments) {
       if (segment.count == 0) continue;
       check(ncclSend(at(args.send, segment), static_cast<size_t>(segment.count) * row, ncclUint8,
-                     static_cast<int>(segment.peer), comm(), stream_of(ctx)),
+                     static_cast<int>(segment.peer), all, stream_of(ctx)),
             what);
     }
     for (const RowSegment& segment : args.receive_segments) {
       if (segment.count == 0) continue;
       check(ncclRecv(at(args.receive, segment), static_cast<size_t>(segment.count) * row, ncclUint8,
-                     static_cast<int>(segment.peer), comm(), stream_of(ctx)),
+                     static_cast<int>(segment.peer), all, stream_of(ctx)),
             what);
     }
     check(ncclGroupEnd(), what);
