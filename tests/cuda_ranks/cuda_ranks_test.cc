@@ -25,10 +25,14 @@ class CudaRanks : public MpiRun {
                       "config_kwargs.num_attention_heads=4", "lr_scheduler_kwargs.num_decay_steps=12"});
     return training(run, ranks, std::move(overrides));
   }
-  // The largest relative difference of a figure between two runs.
-  double difference(const char* key, const std::string& a, const std::string& b) const {
-    const auto first = step_metrics(a), second = step_metrics(b);
+  // The largest relative difference of a figure between two runs, of all steps or of the first so many.
+  double difference(const char* key, const std::string& a, const std::string& b, size_t steps = 0) const {
+    auto first = step_metrics(a), second = step_metrics(b);
     EXPECT_EQ(first.size(), second.size());
+    if (steps > 0) {
+      first.resize(steps);
+      second.resize(steps);
+    }
     double largest = 0;
     for (size_t i = 0; i < std::min(first.size(), second.size()); ++i) {
       const double want = second[i][key].get<double>();
@@ -50,17 +54,21 @@ TEST_F(CudaRanks, TheSanityCheckPasses) {
   EXPECT_THAT(outcome.out, HasSubstr("the same bits on all 2 ranks"));
 }
 
-// One GPU sums the gradients of its micro-batches in fp32, and so do ranks with more than one.
+// One GPU sums the gradients of its micro-batches in fp32, and so do ranks with more than one. So the first
+// step is the same but for the order of sums. After a few more, weights in bf16 and near ties of the routers
+// make two trajectories of them: on two H200 four steps differed by 4e-5, 2e-4 and 8e-5, twelve by 3e-3,
+// 3e-2 and 4e-1.
 TEST_F(CudaRanks, RanksTrainAsOneGpuDoes) {
-  ASSERT_EQ(run(gpu_training("one", 1, {"num_train_steps=12"})).status, 0);
+  ASSERT_EQ(run(gpu_training("one", 1, {"num_train_steps=4"})).status, 0);
   for (const int ep : {1, 2}) {
     const std::string run = "ep" + std::to_string(ep);
     const Outcome outcome = run_ranks(
-        2, gpu_training(run, 2, {"num_train_steps=12", "parallelism.ep_size=" + std::to_string(ep)}));
+        2, gpu_training(run, 2, {"num_train_steps=4", "parallelism.ep_size=" + std::to_string(ep)}));
     ASSERT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_LT(difference("loss", run, "one"), 2e-3);
-    EXPECT_LT(difference("aux_loss", run, "one"), 2e-3);
-    EXPECT_LT(difference("grad_norm", run, "one"), 2e-2);
+    for (const char* key : {"loss", "aux_loss", "grad_norm"}) {
+      EXPECT_LT(difference(key, run, "one", 1), 1e-6);
+      EXPECT_LT(difference(key, run, "one"), 1e-3);
+    }
   }
 }
 
