@@ -161,7 +161,6 @@ nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks) {
        {"routing", kRoutingNames[static_cast<size_t>(options.routing)]},
        {"largest_expert_share", least_largest_share(model.routing(), options.model.num_experts_per_tok)},
        {"cuda_graph", options.cuda_graph},
-       {"update_beside_share", runner.update_beside_share()},
        {"deterministic", options.deterministic},
        {"parameters", model.parameters().num_parameters()},
        {"step_ms", median * 1e3},

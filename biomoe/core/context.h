@@ -19,7 +19,7 @@ struct Context {
   void* stream = nullptr;         // of the state, for what other libraries give to the device: cudaStream_t
   bool deterministic = false;     // on the GPU: bitwise equal runs (the CPU's always are)
   bool portable_kernels = false;  // on the GPU: none that only some of those this program runs on have
-  int multiprocessors = 0;          // of the GPU that kernels which fill it may count on; 0: all
+  int multiprocessors = 0;        // of the GPU that kernels which fill it may count on; 0: all
   CommClock* comm_clock = nullptr;  // where set, it times communication between ranks (ops/comm_clock.h)
 };
 

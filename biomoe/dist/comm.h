@@ -57,6 +57,10 @@ class Comm {
   // The ranks of this group that give the same colour, in the order of (key, rank here).
   virtual std::unique_ptr<Comm> split(int64_t colour, int64_t key) = 0;
 
+  // The same ranks again, for calls on a device beside this group's, which then do not wait for each other;
+  // null where all calls are made one after the other anyway.
+  virtual std::unique_ptr<Comm> twin() { return nullptr; }
+
   // Calls from here on may take `factor` times as long before the process ends; for waits in which another
   // rank works alone. See Patience.
   virtual void set_patience(double factor) = 0;

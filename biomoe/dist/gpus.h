@@ -24,6 +24,9 @@ class PeerMemory {
 };
 
 namespace nccl {
+// Multiprocessors that collectives of a twin (Comm::twin) take at most from the work that they run beside.
+constexpr int kBlocksBeside = 8;
+
 // `host`, whose collectives on tensors of a GPU go through NCCL, on the stream of the context: they are given
 // out and not waited for, and can be recorded once each kind of them has been made once. NCCL's group is made
 // at the first of them, by all ranks together. Sums are in an order that NCCL chooses: the same bits on all

@@ -46,6 +46,8 @@ Mesh::Mesh(std::unique_ptr<Comm> world, MeshSize size) : size_(size), world_(std
   const int64_t dp_rank = world_->rank() / size_.ep, ep_rank = world_->rank() % size_.ep;
   ep_ = world_->split(dp_rank, ep_rank);
   dp_ = world_->split(ep_rank, dp_rank);
+  world_twin_ = world_->twin();
+  if (world_twin_) dp_twin_ = world_twin_->split(ep_rank, dp_rank);
 }
 
 }  // namespace biomoe

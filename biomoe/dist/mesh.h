@@ -45,10 +45,14 @@ class Mesh {
   Comm& world() const { return *world_; }
   Comm& ep() const { return *ep_; }  // the ranks that share the experts out among them
   Comm& dp() const { return *dp_; }  // the ranks that hold the same experts
+  // For what runs beside operations, see Comm::twin.
+  Comm& world_beside() const { return world_twin_ ? *world_twin_ : *world_; }
+  Comm& dp_beside() const { return dp_twin_ ? *dp_twin_ : *dp_; }
 
  private:
   MeshSize size_;
   std::unique_ptr<Comm> world_, ep_, dp_;
+  std::unique_ptr<Comm> world_twin_, dp_twin_;  // null where there are none
 };
 
 }  // namespace biomoe

@@ -63,7 +63,8 @@ void ParameterList::lay_out(ArenaRegion region, bool dense) {
   const auto align = [this](int64_t to) { arena_elements_ = (arena_elements_ + to - 1) / to * to; };
   region.begin = arena_elements_;
   for (ParamSpec& spec : specs_) {
-    if (stage_of(spec) != region.stage || !(spec.kind == ParamKind::kExpert ? region.experts : dense)) continue;
+    if (stage_of(spec) != region.stage || !(spec.kind == ParamKind::kExpert ? region.experts : dense))
+      continue;
     // k_proj and v_proj follow q_proj with no gap, so that the three read as one matrix.
     const bool follows = spec.name.ends_with("k_proj.weight") || spec.name.ends_with("v_proj.weight");
     if (!follows) align(kAlignElements);

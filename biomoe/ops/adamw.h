@@ -73,14 +73,6 @@ struct WeightCodes {
   TensorView transposed_EIO{};         // u8, optional
   TensorView scales_NB{};              // f32 [E (O / 128 + 1), I / 128]
   explicit operator bool() const { return static_cast<bool>(codes_EOI); }
-  // Those of `count` experts from `first` on.
-  WeightCodes experts(int64_t first, int64_t count) const {
-    const int64_t scales = scales_NB.shape[0] / codes_EOI.shape[0];
-    return {.rule = rule,
-            .codes_EOI = codes_EOI.rows(first, count),
-            .transposed_EIO = transposed_EIO ? transposed_EIO.rows(first, count) : TensorView(),
-            .scales_NB = scales_NB.rows(first * scales, count * scales)};
-  }
 };
 
 // With lr, c1 = 1 - beta1^step, c2 = 1 - beta2^step, the clip factor and `apply` from update_5, for every

@@ -136,13 +136,13 @@ void RecordedStep::replay(Context& ctx) const {
   cuda::replay(ctx.state, graph_);
 }
 
-SideQueue::SideQueue(Context& main, int multiprocessors) : main_(main), context_(main) {
+SideQueue::SideQueue(Context& main) : main_(main), context_(main) {
   if (main.device != Device::kCuda) return;
-  queue_ = cuda::create_side_queue(&multiprocessors);
-  multiprocessors_ = multiprocessors;
+  queue_ = cuda::create_side_queue();
   context_.scratch = nullptr;
   context_.state = nullptr;
   context_.stream = cuda::side_stream(queue_);
+  context_.comm_clock = nullptr;
 }
 
 SideQueue::~SideQueue() {
@@ -153,8 +153,12 @@ void SideQueue::fork() {
   if (queue_) cuda::fork_side_queue(main_.state, queue_);
 }
 
-void SideQueue::join() {
-  if (queue_) cuda::join_side_queue(main_.state, queue_);
+void SideQueue::mark(size_t point) {
+  if (queue_) cuda::mark_side_queue(queue_, point);
+}
+
+void SideQueue::join(size_t point) {
+  if (queue_) cuda::join_side_queue(main_.state, queue_, point);
 }
 
 DeviceTimer::DeviceTimer(Context& ctx) : ctx_(ctx) {

@@ -91,27 +91,25 @@ class RecordedStep {
 // after the other, it is the context's.
 class SideQueue {
  public:
-  // What is given to the queue runs on so many multiprocessors of the GPU alone; 0, or a driver that does not
-  // divide them: on any.
-  explicit SideQueue(Context& main, int multiprocessors = 0);
+  explicit SideQueue(Context& main);
   ~SideQueue();
   SideQueue(const SideQueue&) = delete;
   SideQueue& operator=(const SideQueue&) = delete;
 
-  // For operations that need neither scratch nor a library's handle: AdamW, Comm's.
-  Context& context() { return context_; }
-  int multiprocessors() const { return multiprocessors_; }  // 0: any
+  // For operations that need neither scratch nor a library's handle: those of Comm.
+  Context& context() { return queue_ ? context_ : main_; }
   // The queue's work from here on runs after what `main` has been given so far. Once in every step before
   // work is given to it.
   void fork();
-  // main's work from here on runs after what the queue has been given so far. After the last work of a step.
-  void join();
+  // Remembers what the queue has been given so far as `point`, one of a few small numbers.
+  void mark(size_t point);
+  // main's work from here on runs after the queue's up to that point. In every step after the queue's last.
+  void join(size_t point);
 
  private:
   Context& main_;
   Context context_;
   void* queue_ = nullptr;
-  int multiprocessors_ = 0;
 };
 
 // Milliseconds between two points of a context's work. mark() does not wait; elapsed_ms_sync waits for the
@@ -160,12 +158,12 @@ void destroy_event(void* event) noexcept;
 void record_event(DeviceState* state, void* event);
 double elapsed_ms_sync(void* begin, void* end);
 int64_t sync_calls();
-// `multiprocessors`: as many as the queue keeps to, 0 for any; set to what it got.
-void* create_side_queue(int* multiprocessors);
+void* create_side_queue();
 void destroy_side_queue(void* queue) noexcept;
 void* side_stream(void* queue);
 void fork_side_queue(DeviceState* state, void* queue);
-void join_side_queue(DeviceState* state, void* queue);
+void mark_side_queue(void* queue, size_t point);
+void join_side_queue(DeviceState* state, void* queue, size_t point);
 }  // namespace cuda
 
 }  // namespace biomoe

@@ -46,7 +46,8 @@ Optimizer::Optimizer(const ParameterList& parameters, const AdamwConfig& config,
     throw user_error("optimizer_states=bf16 needs device=cuda: on the CPU all states are fp32");
   }
   const OptimizerMemory memory = plan_memory(parameters, options);
-  arena_ = Arena(memory.masters + memory.moments + memory.due, "optimiser state", device_memory(options.device));
+  arena_ =
+      Arena(memory.masters + memory.moments + memory.due, "optimiser state", device_memory(options.device));
   mirror_ = MirroredArena(options.device, memory.exchange, "the update's numbers");
   exp_avg_A_ = arena_.tensor(state_type(options), {parameters.owned_elements()});
   exp_avg_sq_A_ = arena_.tensor(state_type(options), {parameters.owned_elements()});
@@ -61,10 +62,7 @@ Optimizer::Optimizer(const ParameterList& parameters, const AdamwConfig& config,
 }
 
 void Optimizer::add_shard(const ArenaRegion& region) {
-  Shard shard{.stage = region.stage,
-              .copied = region.copies > 1,
-              .begin = region.owned_begin(),
-              .count = region.owned_count()};
+  Shard shard{.begin = region.owned_begin(), .count = region.owned_count()};
   shard.first_sum = static_cast<int64_t>(summed_.size());
   if (!shards_.empty()) shard.state = shards_.back().state + shards_.back().count;
   for (const auto& spec : parameters_.specs()) {
@@ -76,65 +74,8 @@ void Optimizer::add_shard(const ArenaRegion& region) {
   }
   // Sums of squares that products made hold only where no other rank adds to the gradients.
   if (region.copies == 1) shard.squares.resize(shard.segments.size());
-  shard.pieces.push_back(piece_of(shard, 0, shard.count));
+  shard.codes.resize(shard.segments.size());
   shards_.push_back(std::move(shard));
-}
-
-Optimizer::Piece Optimizer::piece_of(const Shard& shard, int64_t begin, int64_t end) const {
-  Piece piece{.begin = begin, .count = end - begin};
-  for (size_t i = 0; i < shard.segments.size(); ++i) {
-    const ArenaSegment& segment = shard.segments[i];
-    const int64_t first = std::clamp(segment.begin, begin, end);
-    const int64_t last = std::clamp(segment.begin + segment.count, first, end);
-    if (last == first) continue;
-    piece.segments.push_back({first - begin, last - first, segment.decay});
-    piece.parameters.push_back(parameter_of(shard, i));
-    piece.firsts.push_back(first - segment.begin);
-  }
-  piece.codes.resize(piece.segments.size());
-  return piece;
-}
-
-// The first element of the last `beside` or fewer: the beginning of a parameter or of an expert.
-int64_t Optimizer::cut_of(const Shard& shard, int64_t beside) const {
-  const int64_t from = shard.count - std::clamp<int64_t>(beside, 0, shard.count);
-  for (size_t i = 0; i < shard.segments.size(); ++i) {
-    const ArenaSegment& segment = shard.segments[i];
-    if (segment.count == 0 || segment.begin + segment.count <= from) continue;
-    const ParamSpec& spec = parameters_.specs()[parameter_of(shard, i)];
-    const bool whole = segment.count == spec.num_elements();
-    const int64_t unit = whole && spec.kind == ParamKind::kExpert ? spec.num_elements() / spec.shape[0]
-                                                                  : segment.count;
-    const int64_t into = std::max<int64_t>(0, from - segment.begin);
-    const int64_t cut = segment.begin + (into + unit - 1) / unit * unit;
-    if (cut < segment.begin + segment.count) return cut;
-  }
-  return shard.count;
-}
-
-void Optimizer::set_beside(std::span<const int64_t> elements_by_stage) {
-  for (Shard& shard : shards_) {
-    if (shard.copied) continue;
-    const int64_t cut = cut_of(shard, elements_by_stage[static_cast<size_t>(shard.stage)]);
-    shard.pieces = {piece_of(shard, 0, cut)};
-    if (cut == shard.count) continue;
-    shard.pieces.push_back(piece_of(shard, cut, shard.count));
-    shard.pieces.back().beside = true;
-  }
-}
-
-int64_t Optimizer::beside_elements() const {
-  int64_t elements = 0;
-  for (const Shard& shard : shards_) {
-    for (const Piece& piece : shard.pieces) elements += piece.beside ? piece.count : 0;
-  }
-  return elements;
-}
-
-int64_t Optimizer::update_bytes() const {
-  const size_t master = master_A_ ? 2 * sizeof(float) : remainder_A_ ? 2 * sizeof(uint16_t) : 0;
-  const size_t weight = device_ == Device::kCpu ? sizeof(float) : sizeof(uint16_t);
-  return static_cast<int64_t>(3 * weight + master + 4 * dtype_size(exp_avg_A_.dtype));
 }
 
 size_t Optimizer::parameter_of(const Shard& shard, size_t segment) const {
@@ -186,46 +127,31 @@ void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, Tens
   copy_on_device(ctx, due_5_.data, exchange_.update_5.data, due_5_.bytes());
 }
 
-void Optimizer::update(Context& ctx, const UpdateArgs& args, int64_t stage, UpdatePart part) {
-  for (Shard& shard : shards_) {
-    if (shard.stage != stage || shard.copied != (part == UpdatePart::kCopied)) continue;
-    for (Piece& piece : shard.pieces) {
-      if (piece.beside == (part == UpdatePart::kBeside)) update_piece(ctx, args, shard, piece);
-    }
-  }
-}
-
-void Optimizer::update(Context& ctx, const UpdateArgs& args) {
-  for (Shard& shard : shards_) {
-    for (Piece& piece : shard.pieces) update_piece(ctx, args, shard, piece);
-  }
-  fill_zero(ctx, {.x = due_5_});
-}
-
-void Optimizer::update_piece(Context& ctx, const UpdateArgs& args, const Shard& shard, Piece& piece) {
-  for (size_t i = 0; i < piece.codes.size(); ++i) {
-    const ParamSpec& spec = parameters_.specs()[piece.parameters[i]];
-    piece.codes[i] = args.codes.empty() ? WeightCodes() : args.codes[piece.parameters[i]];
-    if (!piece.codes[i] || piece.segments[i].count == spec.num_elements()) continue;
-    const int64_t expert = spec.num_elements() / spec.shape[0];
-    piece.codes[i] = piece.codes[i].experts(piece.firsts[i] / expert, piece.segments[i].count / expert);
-  }
+void Optimizer::update(Context& ctx, const UpdateArgs& args, size_t region) {
+  Shard& shard = shards_[region];
+  for (size_t i = 0; i < shard.codes.size(); ++i)
+    shard.codes[i] = args.codes.empty() ? WeightCodes() : args.codes[parameter_of(shard, i)];
   const auto state = [&](const TensorView& state_A) {
-    return state_A ? state_A.rows(shard.state + piece.begin, piece.count) : TensorView();
+    return state_A ? state_A.rows(shard.state, shard.count) : TensorView();
   };
-  adamw(ctx, {.weights_A = args.weights_A.rows(shard.begin + piece.begin, piece.count),
+  adamw(ctx, {.weights_A = args.weights_A.rows(shard.begin, shard.count),
               .master_A = state(master_A_),
               .remainder_A = state(remainder_A_),
-              .grad_A = args.gradients_A.rows(shard.begin + piece.begin, piece.count),
+              .grad_A = args.gradients_A.rows(shard.begin, shard.count),
               .exp_avg_A = state(exp_avg_A_),
               .exp_avg_sq_A = state(exp_avg_sq_A_),
-              .segments = piece.segments,
-              .codes = piece.codes,
+              .segments = shard.segments,
+              .codes = shard.codes,
               .beta1 = config_.betas[0],
               .beta2 = config_.betas[1],
               .eps = config_.eps,
               .weight_decay = config_.weight_decay,
               .update_5 = due_5_});
+}
+
+void Optimizer::update(Context& ctx, const UpdateArgs& args) {
+  for (size_t region = 0; region < shards_.size(); ++region) update(ctx, args, region);
+  fill_zero(ctx, {.x = due_5_});
 }
 
 void Optimizer::finish_step(Context& ctx) {

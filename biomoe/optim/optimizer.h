@@ -23,10 +23,6 @@ struct OptimizerOptions {
   Comm* world = nullptr;  // all ranks, where there are several: the gradient norm is of all of them
 };
 
-// A part of a stage's update (see ParameterList::num_stages): what other ranks hold copies of, and of the rest
-// what set_beside has set aside, and what not.
-enum class UpdatePart : uint8_t { kCopied, kOwn, kBeside };
-
 // What the optimiser keeps. The weights themselves are the master where they are fp32 (the CPU), or
 // where `states` is bf16. Elsewhere masters are fp32, or with store_param_remainders what is missing from the
 // weights: the same numbers, and the same weights, bit for bit.
@@ -65,17 +61,11 @@ class Optimizer {
     // new weights are written (see AdamwArgs::codes).
     std::span<const WeightCodes> codes{};
   };
-  // The update that is due, of one stage's part; changes nothing where none is.
-  void update(Context& ctx, const UpdateArgs& args, int64_t stage, UpdatePart part);
+  // The update that is due, of what this rank owns of one of ParameterList::regions(); changes nothing where
+  // none is.
+  void update(Context& ctx, const UpdateArgs& args, size_t region);
   // All of it; after that none is due.
   void update(Context& ctx, const UpdateArgs& args);
-  // Of each stage so many elements, the last that this rank owns and no other rank holds, are UpdatePart::
-  // kBeside. Counts are rounded down to what update can cut: whole experts where codes are written.
-  void set_beside(std::span<const int64_t> elements_by_stage);
-  int64_t beside_elements() const;  // of all stages, after rounding
-  // Bytes that an update reads and writes for an element.
-  int64_t update_bytes() const;
-
   // Whether update can write codes of the parameter of this number: on a GPU, where this rank owns all of it.
   bool writes_codes(size_t parameter) const;
 
@@ -95,37 +85,23 @@ class Optimizer {
     TensorView sums_S, norm_1, update_5;
   };
   static Exchange lay_out_exchange(TensorAllocator& allocator, size_t segments);
-  // Elements [begin, begin + count) of a shard's, for one launch: segments are relative to `begin`.
-  struct Piece {
-    bool beside = false;
-    int64_t begin = 0, count = 0;
-    std::vector<ArenaSegment> segments{};
-    std::vector<size_t> parameters{};  // of each segment
-    std::vector<int64_t> firsts{};     // the element of its parameter that a segment begins with
-    std::vector<WeightCodes> codes{};  // of each
-  };
   // What this rank owns of a region: segments are relative to `begin`, one a parameter of the region, empty
   // where another rank owns all of it.
   struct Shard {
-    int64_t stage = 0;
-    bool copied = false;           // other ranks hold the region
     int64_t begin = 0, count = 0;  // of the flat arenas
     int64_t state = 0;             // first element in the arenas of state
     int64_t first_sum = 0;         // of sums_S
     std::vector<ArenaSegment> segments{};
     std::vector<TensorView> squares{};  // of each, where no other rank adds to its gradient
-    std::vector<Piece> pieces{};        // one or two
+    std::vector<WeightCodes> codes{};   // of each
   };
-  Piece piece_of(const Shard& shard, int64_t begin, int64_t end) const;
-  int64_t cut_of(const Shard& shard, int64_t beside) const;
-  void update_piece(Context& ctx, const UpdateArgs& args, const Shard& shard, Piece& piece);
   size_t parameter_of(const Shard& shard, size_t segment) const;
   void add_shard(const ArenaRegion& region);
 
   const ParameterList& parameters_;
   AdamwConfig config_;
   Device device_;
-  std::vector<Shard> shards_;
+  std::vector<Shard> shards_;             // one a region
   std::vector<const ParamSpec*> summed_;  // parameter of each of sums_S
   Comm* world_;
   Arena arena_;

@@ -6,33 +6,26 @@ namespace biomoe {
 namespace {
 
 Comm& ranks_of(const Mesh& mesh, const ArenaRegion& region) {
-  return region.experts ? mesh.dp() : mesh.world();
+  return region.experts ? mesh.dp_beside() : mesh.world_beside();
 }
 
 }  // namespace
 
-void reduce_gradients(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
-                      const TensorView& gradients_A, int64_t stage) {
+void reduce_gradients(Context& ctx, const Mesh& mesh, const ArenaRegion& region,
+                      const TensorView& gradients_A) {
   const CommSpan span(ctx);
-  for (const ArenaRegion& region : parameters.regions()) {
-    if (region.stage != stage || region.copies == 1) continue;
-    ranks_of(mesh, region)
-        .reduce_scatter(ctx, gradients_A.rows(region.begin, region.count),
-                        gradients_A.rows(region.owned_begin(), region.owned_count()), ReduceOp::kSum,
-                        region.experts ? "the experts' gradients" : "the gradients");
-  }
+  ranks_of(mesh, region)
+      .reduce_scatter(ctx, gradients_A.rows(region.begin, region.count),
+                      gradients_A.rows(region.owned_begin(), region.owned_count()), ReduceOp::kSum,
+                      region.experts ? "the experts' gradients" : "the gradients");
 }
 
-void gather_weights(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
-                    const TensorView& weights_A, int64_t stage) {
+void gather_weights(Context& ctx, const Mesh& mesh, const ArenaRegion& region, const TensorView& weights_A) {
   const CommSpan span(ctx);
-  for (const ArenaRegion& region : parameters.regions()) {
-    if (region.stage != stage || region.copies == 1) continue;
-    ranks_of(mesh, region)
-        .all_gather(ctx, weights_A.rows(region.owned_begin(), region.owned_count()),
-                    weights_A.rows(region.begin, region.count),
-                    region.experts ? "the experts' weights" : "the weights");
-  }
+  ranks_of(mesh, region)
+      .all_gather(ctx, weights_A.rows(region.owned_begin(), region.owned_count()),
+                  weights_A.rows(region.begin, region.count),
+                  region.experts ? "the experts' weights" : "the weights");
 }
 
 }  // namespace biomoe

@@ -9,14 +9,13 @@
 
 namespace biomoe {
 
-// Both of one stage (see ParameterList::num_stages).
+// Both of one region, of which there are several copies.
 
-// In the parts of gradients_A that this rank owns: the sum over the copies. The rest keeps what it had.
-void reduce_gradients(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
-                      const TensorView& gradients_A, int64_t stage);
+// In the part of gradients_A that this rank owns: the sum over the copies. The rest keeps what it had.
+void reduce_gradients(Context& ctx, const Mesh& mesh, const ArenaRegion& region,
+                      const TensorView& gradients_A);
 
 // Every rank's part of weights_A becomes that of its owner: the same bits everywhere.
-void gather_weights(Context& ctx, const ParameterList& parameters, const Mesh& mesh,
-                    const TensorView& weights_A, int64_t stage);
+void gather_weights(Context& ctx, const Mesh& mesh, const ArenaRegion& region, const TensorView& weights_A);
 
 }  // namespace biomoe

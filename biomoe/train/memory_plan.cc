@@ -40,11 +40,12 @@ constexpr uint64_t kGpuHostBytes = 500 * kMiB;
 // NCCL's buffers for a group of ranks on each of its GPUs: read off two H200, NCCL 2.28.
 constexpr uint64_t kNcclGroupBytes = 680 * kMiB;
 
-// Groups that NCCL makes; those of all ranks share one.
+// Groups that NCCL makes: of all ranks, for the experts, and for what runs beside operations of all ranks and
+// of replicas. Those of all ranks share one with the others of their kind.
 uint64_t nccl_bytes(const MeshSize& mesh) {
   const int64_t world = mesh.world();
   const auto own = [world](int64_t size) { return size > 1 && size < world ? 1 : 0; };
-  return world == 1 ? 0 : static_cast<uint64_t>(1 + own(mesh.ep) + own(mesh.dp)) * kNcclGroupBytes;
+  return world == 1 ? 0 : static_cast<uint64_t>(2 + own(mesh.ep) + own(mesh.dp)) * kNcclGroupBytes;
 }
 
 // The copy that async_save writes from: weights and both moments.

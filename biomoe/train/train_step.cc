@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "biomoe/dist/watchdog.h"
-#include "biomoe/optim/replicas.h"
 
 namespace biomoe {
 
@@ -43,7 +42,6 @@ void StepRunner::submit(std::span<const Batch> micro_batches, const StepSettings
     sizes_.push_back(result_.tokens);  // auxiliary losses are divided by it
   }
   grad_scale_ = target_weight > 0 ? 1.0 / target_weight : 0.0;
-  weight_update_.plan(uploaded_.front()->num_tokens());
   model_.start_step(grad_scale_, weight_update_.codes());
   optimizer_.start_step(model_.context(), settings.lr);
   if (!record_) {
@@ -81,12 +79,10 @@ void StepRunner::enqueue(std::span<const DeviceBatch* const> batches, double max
   const auto share_routing = [this] {
     if (mesh_) model_.share_routing(mesh_->world(), result_.tokens);
   };
-  const StageHooks updating{.before_forward = [this](int64_t stage) { weight_update_.before_forward(stage); }};
-  const StageHooks reducing{.after_backward = [this](int64_t stage) {
-    if (mesh_) {
-      reduce_gradients(model_.context(), model_.parameters(), *mesh_, model_.gradients_A(), stage);
-    }
-  }};
+  const StageHooks updating{
+      .before_forward = [this](int64_t stage) { weight_update_.before_forward(stage); }};
+  const StageHooks reducing{
+      .after_backward = [this](int64_t stage) { weight_update_.after_backward(stage); }};
   weight_update_.begin();
   if (count_ahead) {
     for (const DeviceBatch* batch : batches)
@@ -105,6 +101,7 @@ void StepRunner::enqueue(std::span<const DeviceBatch* const> batches, double max
   if (several && !count_ahead) share_routing();
   if (mesh_) model_.share_losses(mesh_->world());
   model_.finish_step(config.router_aux_loss_coef);
+  weight_update_.finish_backward();
   Context& ctx = model_.context();
   optimizer_.clip(ctx, model_.gradients_A(), max_grad_norm, model_.loss_sums_3(), model_.gradient_squares());
   optimizer_.finish_step(ctx);

@@ -55,11 +55,9 @@ class StepRunner {
   // no update is made.
   StepResult finish_sync();
 
-  // The update of the weights is left to the next submit, which makes it beside its forward pass. Whoever
-  // reads the weights or the optimiser's state in between has it made first.
+  // The update of the weights is left to the next submit. Whoever reads the weights or the optimiser's state
+  // in between has it made first; given out and not waited for.
   void settle() { weight_update_.settle(); }
-  // The share of the update that steps make beside their forward pass, of the sizes given out last.
-  double update_beside_share() const { return weight_update_.beside_share(); }
 
  private:
   void enqueue(std::span<const DeviceBatch* const> batches, double max_grad_norm);

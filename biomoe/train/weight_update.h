@@ -1,4 +1,5 @@
-// WeightUpdate: the update of the weights that a step leaves to the one after it.
+// WeightUpdate: the update that a step leaves to the one after it, and what ranks exchange of gradients and
+// weights beside the passes.
 #pragma once
 
 #include <span>
@@ -11,10 +12,10 @@
 
 namespace biomoe {
 
-// A step ends with the gradients and their norm. The step after it begins with the update, made for each
-// stage of the model before its forward pass reads the weights: then a part of it can run beside the forward
-// pass of the stages before, on a few multiprocessors, and so can the weights' way to other ranks. The
-// numbers are those of an update made at once.
+// A step ends with the gradients and their norm, and the step after it begins with the update. So the weights
+// that a rank updated go to the others beside the forward pass, each stage's until it reaches the stage, as
+// gradients are summed beside the backward pass once a stage is through. The numbers are those of an update
+// made at once.
 class WeightUpdate {
  public:
   // `mesh`: null for a rank that is alone.
@@ -23,13 +24,12 @@ class WeightUpdate {
   // One a parameter: the codes that updates write, see Model::start_step.
   std::span<const WeightCodes> codes() const { return codes_; }
 
-  // Sets aside what a step of so many tokens makes beside its forward pass.
-  void plan(int64_t tokens);
-  double beside_share() const;  // of the elements that this rank updates
-
-  // In a step, in this order: begin; before_forward of each stage; after gradients and norm are there, leave.
+  // In a step, in this order: begin; before_forward of each stage; after_backward of each stage, where its
+  // gradients are complete; finish_backward; and after the norm, leave.
   void begin();
   void before_forward(int64_t stage);
+  void after_backward(int64_t stage);
+  void finish_backward();
   void leave();
 
   // Outside of steps: makes the update that was left, if any.
@@ -37,16 +37,17 @@ class WeightUpdate {
 
  private:
   Optimizer::UpdateArgs args() const;
+  void update_regions(bool copied);
+  void share_device(bool shared);
 
   Model& model_;
   Optimizer& optimizer_;
   const Mesh* mesh_;
   std::vector<WeightCodes> codes_;
-  SideQueue beside_;
+  SideQueue queue_;
+  std::vector<bool> copied_;  // by stage: whether other ranks hold some of it
+  int64_t last_copied_ = -1;
   int multiprocessors_;  // of the device
-  std::vector<int64_t> beside_elements_;  // by stage
-  int64_t last_beside_ = -1;              // stage; -1 for none
-  int64_t planned_tokens_ = -1;
   bool left_ = false;
 };
 

@@ -199,8 +199,7 @@ TEST_F(CudaNativeFp8, CodesAreWrittenOfParametersThatARankUpdatesWhole) {
   EXPECT_LT(coded({.size = {.dp = 2, .ep = 1}}), all);
 }
 
-// An update that is left to the next step, which makes a part of it beside its forward pass, leaves the same
-// weights and codes.
+// An update that is left to the next step leaves the same weights and codes.
 TEST_F(CudaNativeFp8, AnUpdateMayBeMadeWithTheNextStep) {
   NativeRun left(false, 1, true), made(false, 1, true);
   for (int step = 0; step < 6; ++step) {

@@ -37,7 +37,6 @@ class CudaRanks : public MpiRun {
     for (size_t i = 0; i < std::min(first.size(), second.size()); ++i) {
       const double want = second[i][key].get<double>();
       largest = std::max(largest, std::abs(first[i][key].get<double>() - want) / std::abs(want));
-      fmt::print(stderr, "{} {} {} {} {}\n", a, key, i, first[i][key].get<double>(), want);
     }
     RecordProperty(a + " " + key, fmt::format("{:.2e}", largest));
     return largest;

@@ -92,8 +92,7 @@ TEST_P(HfParity, LogitsLossesGradientsAndUpdates) {
     }
     optimizer.start_step(model.context(), 1e-2);
     optimizer.clip(model.context(), model.gradients_A(), 1.0);
-    optimizer.update(model.context(),
-                     {.weights_A = model.weights_A(), .gradients_A = model.gradients_A()});
+    optimizer.update(model.context(), {.weights_A = model.weights_A(), .gradients_A = model.gradients_A()});
   }
   EXPECT_GE(expect_arena_matches(golden, "adamw3.", model, model.weights_A()), checkpoint_elements);
 }

@@ -87,7 +87,7 @@ int64_t sync_calls() {
   return 0;
 }
 
-void* create_side_queue(int*) {
+void* create_side_queue() {
   throw no_cuda("the GPU");
 }
 void destroy_side_queue(void*) noexcept {}
@@ -97,7 +97,10 @@ void* side_stream(void*) {
 void fork_side_queue(DeviceState*, void*) {
   throw no_cuda("the GPU");
 }
-void join_side_queue(DeviceState*, void*) {
+void mark_side_queue(void*, size_t) {
+  throw no_cuda("the GPU");
+}
+void join_side_queue(DeviceState*, void*, size_t) {
   throw no_cuda("the GPU");
 }
 

@@ -57,6 +57,7 @@ size_t count_of(const TensorView& x, std::string_view what) {
 // NCCL's own group. It takes memory on every GPU, so ranks that are all the same share one.
 struct Group {
   ncclComm_t comm = nullptr;
+  int most_blocks = 0;  // of its kernels, one a multiprocessor; 0: NCCL's choice
   // Without waiting for the others: one of them may have died.
   ~Group() {
     if (comm) ncclCommAbort(comm);
@@ -76,7 +77,15 @@ class NcclComm : public Comm {
     auto part = host_->split(colour, key);
     const int64_t moved = part->size() != size() || part->rank() != rank();
     const bool same = all_reduce_value(*host_, moved, ReduceOp::kMax, "a split of ranks") == 0;
-    return std::make_unique<NcclComm>(std::move(part), timeout_s_, same ? group_ : std::make_shared<Group>());
+    auto group = same ? group_ : std::make_shared<Group>();
+    group->most_blocks = group_->most_blocks;
+    return std::make_unique<NcclComm>(std::move(part), timeout_s_, std::move(group));
+  }
+
+  std::unique_ptr<Comm> twin() override {
+    auto group = std::make_shared<Group>();
+    group->most_blocks = kBlocksBeside;
+    return std::make_unique<NcclComm>(host_->split(0, rank()), timeout_s_, std::move(group));
   }
 
   void all_reduce(Context& ctx, const TensorView& x, ReduceOp op, std::string_view what) override {
@@ -164,7 +173,9 @@ class NcclComm : public Comm {
         timeout_s_, fmt::format("rank {}: {} was not completed within {:.3g} s: waiting for the other "
                                 "ranks' GPUs",
                                 rank(), kWhat, timeout_s_));
-    check(ncclCommInitRank(&group_->comm, size(), id, rank()), kWhat);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (group_->most_blocks > 0) config.maxCTAs = group_->most_blocks;
+    check(ncclCommInitRankConfig(&group_->comm, size(), id, rank(), &config), kWhat);
     return group_->comm;
   }
 
