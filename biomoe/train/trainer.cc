@@ -29,6 +29,12 @@ void note(const std::string& line) {
   tell(stderr, "{}\n", line);
 }
 
+// Before anything is read: refuses what such a run cannot do.
+ResolvedConfig<RunConfig> supported(ResolvedConfig<RunConfig> config, const Ranks& ranks) {
+  require_supported(config.value, resolved_device(config.value.device), ranks.mesh.place().size);
+  return config;
+}
+
 // Values of a checkpoint's state whose names may be absent. Throws user_error naming `origin`.
 class StateReader {
  public:
@@ -74,11 +80,13 @@ ModelLimits planned_limits(const RunConfig& config, bool training, Device device
           .num_threads = resolved_threads(config.num_threads),
           .training = training,
           .recompute_layers = config.recompute_layers,
+          .expert_ffn_mode =
+              resolved_expert_ffn_mode(config.expert_ffn_mode, device, config.model, config.portable_kernels),
           .device = device,
           .micro_batches = config.grad_acc_steps,
           .deterministic = config.deterministic,
           .portable_kernels = config.portable_kernels,
-          .fp8 = config.fp8_config,
+          .fp8 = resolved_fp8_config(config.fp8_config, device),
           .place = planned_place(config),
           .expert_messages = config.parallelism.dispatcher == DispatcherChoice::kNccl};
 }
@@ -88,11 +96,7 @@ MeshPlace planned_place(const RunConfig& config) {
 }
 
 ModelLimits model_limits(const RunConfig& config, bool training) {
-  ModelLimits limits = planned_limits(config, training, resolved_device(config.device));
-  limits.expert_ffn_mode =
-      resolved_expert_ffn_mode(config.expert_ffn_mode, limits.device, config.model, config.portable_kernels);
-  limits.fp8 = resolved_fp8_config(config.fp8_config, limits.device);
-  return limits;
+  return planned_limits(config, training, resolved_device(config.device));
 }
 
 void join_ranks(const Mesh& mesh, DispatcherChoice dispatcher, ModelLimits& limits) {
@@ -110,15 +114,14 @@ bool can_record_steps(const ModelLimits& limits) {
 }
 
 Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::shared_ptr<const Ranks> ranks)
-    : resolved_(std::move(config)),
+    : resolved_(supported(std::move(config), *ranks)),
       config_(resolved_.value),
       dataset_(open_dataset(config_.dataset)),
       split_(split_id(config_.dataset, dataset_)),
       ranks_(std::move(ranks)),
       started_seconds_(started_seconds) {
   resolve_model(resolved_.value, dataset_.vocabulary);
-  require_device_for(config_.model, resolved_device(config_.device));
-  require_memory_for(config_, dataset_, ranks_->on_host);
+  require_memory_here(plan_run_memory(config_, &dataset_), ranks_->on_host);
   const ModelConfig& model = config_.model;
   const Mesh& mesh = ranks_->mesh;
   ModelLimits limits = model_limits(config_, true);

@@ -23,10 +23,11 @@
 
 namespace biomoe {
 
-// Sizes that a run's memory is planned for, on the device that the configuration resolves to here.
-ModelLimits model_limits(const RunConfig& config, bool training);
-// The same on a device that need not be here.
+// Sizes and ways that a run has, and that its memory is planned for, on a device that need not be here (see
+// target_capability). Throws user_error as resolved_expert_ffn_mode and resolved_fp8_config do.
 ModelLimits planned_limits(const RunConfig& config, bool training, Device device);
+// The same on the device that the configuration resolves to here.
+ModelLimits model_limits(const RunConfig& config, bool training);
 // Sets what a model over ranks needs of them: its place, and how rows go between them. All ranks call it.
 void join_ranks(const Mesh& mesh, DispatcherChoice dispatcher, ModelLimits& limits);
 // Whether steps of such a model can be recorded: in a loop over experts, and where rows go to other ranks in
