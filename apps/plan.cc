@@ -116,6 +116,7 @@ void run(const ConfigOptions& options, const std::string& json_path) {
                                         {{"seconds", time.seconds()},
                                          {"flops", time.flops},
                                          {"update_seconds", time.update_seconds},
+                                         {"quantize_seconds", time.quantize_seconds},
                                          {"communication_seconds", time.communication_seconds},
                                          {"gemm_flops_per_second", time.flops_per_second},
                                          {"threads", time.num_threads},
