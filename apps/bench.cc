@@ -128,7 +128,7 @@ void add_sizes(CLI::App& command, BenchOptions& options) {
   add_integer(command, "--batch", options.batch, "sequences");
   add_integer(command, "--steps", options.steps, "timings, of which the median is told");
   add_integer(command, "--warmup", options.warmup, "runs before them");
-  add_integer(command, "--threads", options.num_threads, "CPU threads; default: all");
+  add_integer(command, "--threads", options.num_threads, "CPU threads; 0: all");
   command.add_option("--json", options.json, "write the figures to this file");
 }
 

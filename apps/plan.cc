@@ -23,9 +23,10 @@ void print_plan(const nlohmann::ordered_json& plan, const RunMemory& memory,
   const auto& mesh = plan["mesh"];
   const auto dp = mesh["dp"].get<int64_t>(), ep = mesh["ep"].get<int64_t>();
   if (dp * ep > 1) fmt::print("{} ranks (dp {} x ep {}); the bytes are of one rank\n", dp * ep, dp, ep);
-  fmt::print("{} parameters, {} active a token, {} tokens a micro-batch, {} micro-batches a step\n",
+  const auto micro_batches = plan["micro_batches"].get<int64_t>();
+  fmt::print("{} parameters, {} active a token, {} tokens a micro-batch, {} micro-batch{} a step\n",
              plan["parameters"].get<int64_t>(), plan["active_parameters"].get<int64_t>(),
-             plan["tokens_per_micro_batch"].get<int64_t>(), plan["micro_batches"].get<int64_t>());
+             plan["tokens_per_micro_batch"].get<int64_t>(), micro_batches, micro_batches == 1 ? "" : "es");
   for (const MemoryRow& row : memory.rows) fmt::print("{:<24} {:>16} bytes\n", row.name, row.bytes);
   fmt::print("{:<24} {:>16} bytes{}\n", "total", memory.total(),
              memory.gpu_rows.empty() ? "" : " on the host");
@@ -65,7 +66,9 @@ nlohmann::json step_times_of_worlds(const RunConfig& config) {
 
 void run(const ConfigOptions& options, const std::string& json_path) {
   if (!json_path.empty()) require_creatable(json_path);
-  RunConfig config = options.load().value;
+  const ResolvedConfig<RunConfig> resolved = options.load();
+  tell_unused(resolved);
+  RunConfig config = resolved.value;
   std::optional<Dataset> dataset;
   std::string missing_data;
   try {

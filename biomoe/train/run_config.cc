@@ -197,6 +197,32 @@ void resolve_model(RunConfig& config, const Vocabulary& vocabulary) {
   }
 }
 
+void resolve_model(ResolvedConfig<RunConfig>& resolved, const Vocabulary& vocabulary) {
+  const bool derived = resolved.value.model.vocab_size == 0;
+  resolve_model(resolved.value, vocabulary);
+  if (!derived) return;
+  const FieldList list = FieldList::of(resolved.value);
+  for (size_t i = 0; i < resolved.origins.size(); ++i) {
+    if (list.fields()[i].key == "config_kwargs.vocab_size")
+      resolved.origins[i] = {.kind = Origin::Kind::kDerived,
+                             .file = fmt::format("the vocabulary {}", vocabulary.name())};
+  }
+}
+
+std::string unused_fp8_keys(const ResolvedConfig<RunConfig>& resolved) {
+  constexpr std::string_view kSwitch = "fp8_config.enabled";
+  RunConfig copy = resolved.value;  // visit() is for reading and writing
+  const FieldList list = FieldList::of(copy);
+  std::string keys;
+  for (size_t i = 0; i < resolved.origins.size(); ++i) {
+    const std::string& key = list.fields()[i].key;
+    if (!key.starts_with("fp8_config.") || resolved.origins[i].kind == Origin::Kind::kDefault) continue;
+    if (key == kSwitch) return "";  // on, or off on purpose
+    keys += (keys.empty() ? "" : ", ") + key;
+  }
+  return keys.empty() ? "" : fmt::format("{}: without effect; set {}=true", keys, kSwitch);
+}
+
 ResolvedConfig<RunConfig> load_run_config(const ConfigSource& source) {
   const ConfigNode tree = load_config(source);
   RunConfig defaults;

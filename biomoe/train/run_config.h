@@ -201,9 +201,14 @@ Fp8Config resolved_fp8_config(const Fp8Config& config, Device device);
 // What poison_activations stands for in this build.
 bool resolved_poison_activations(const std::optional<bool>& value);
 
-// Takes the size of the vocabulary where vocab_size is 0. Throws user_error for a model that is out of range
-// or does not fit the vocabulary or the windows.
+// Takes the size of the vocabulary where vocab_size is 0, and says so in the origin of that key. Throws
+// user_error for a model that is out of range or does not fit the vocabulary or the windows.
 void resolve_model(RunConfig& config, const Vocabulary& vocabulary);
+void resolve_model(ResolvedConfig<RunConfig>& resolved, const Vocabulary& vocabulary);
+
+// One line naming the keys of fp8_config that are set and change nothing, since fp8_config.enabled is not set
+// at all; "" where there are none.
+std::string unused_fp8_keys(const ResolvedConfig<RunConfig>& resolved);
 
 // Loads and resolves; config_name_or_path's config.json lies under config_kwargs.
 ResolvedConfig<RunConfig> load_run_config(const ConfigSource& source);

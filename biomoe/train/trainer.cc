@@ -72,6 +72,10 @@ class StateReader {
   std::string origin_;
 };
 
+bool holds_scales(const CheckpointHeader& header) {
+  return std::find(header.groups.begin(), header.groups.end(), ModelImage::kFp8Group) != header.groups.end();
+}
+
 }  // namespace
 
 ModelLimits planned_limits(const RunConfig& config, bool training, Device device) {
@@ -120,7 +124,8 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
       split_(split_id(config_.dataset, dataset_)),
       ranks_(std::move(ranks)),
       started_seconds_(started_seconds) {
-  resolve_model(resolved_.value, dataset_.vocabulary);
+  resolve_model(resolved_, dataset_.vocabulary);
+  require_targets(dataset_, config_.dataset);
   require_memory_here(plan_run_memory(config_, &dataset_), ranks_->on_host);
   const ModelConfig& model = config_.model;
   const Mesh& mesh = ranks_->mesh;
@@ -189,18 +194,29 @@ void Trainer::resume() {
   // At step 0 nothing has been trained on yet.
   std::string changed;
   if (state.step > 0) changed = check_continuation(state, latest, config_, split_);
+  std::vector<TensorGroup> groups = image_->groups();
+  if (model_->fp8_state().delayed()) {
+    if (holds_scales(header)) {
+      check_amax_history(state, latest, config_);
+    } else {
+      std::erase_if(groups, [](const TensorGroup& group) { return group.name == ModelImage::kFp8Group; });
+    }
+  }
   const StateReader data(state.data, latest), extra(state.extra, latest);
   const LoaderPosition position{data.count("sample"), data.count("micro_batch")};
   tokens_seen_ = extra.count("tokens");
   loss_ = extra.number("loss");
   masked_before_ = extra.mask_counts("masked");
-  load_checkpoint(latest, image_->groups());
+  if (state.extra.contains("first_loss")) first_loss_ = extra.number("first_loss");
+  load_checkpoint(latest, groups);
   step_ = state.step;
   saved_step_ = state.step;
   optimizer_->set_steps(state.optimizer_step);
   loader_->seek(position);
   if (!ranks_->first()) return;
   if (!changed.empty()) note(changed);
+  if (groups.size() < image_->groups().size())
+    note(fmt::format("{}: holds no scales of DelayedScaling, which begins with 1 and no amax", latest));
   note(fmt::format("resuming from {} at step {}", latest, step_));
 }
 
@@ -218,6 +234,7 @@ nlohmann::json Trainer::state() const {
   state.model = model_json(config_.model);
   state.config_yaml = to_yaml(config_);
   state.extra = {{"tokens", tokens_seen_}, {"loss", loss_}, {"masked", mask_counts_json(mask_counts())}};
+  if (first_loss_) state.extra["first_loss"] = *first_loss_;
   return state.to_json();
 }
 
@@ -360,6 +377,7 @@ TrainSummary Trainer::run() {
                                    .first_loss = first_loss_,
                                    .last_loss = loss_,
                                    .steps = step_,
+                                   .complete_before = !first_step_seconds_,
                                    .checkpoint = summary.checkpoint});
   }
   return summary;

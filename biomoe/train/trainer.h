@@ -89,7 +89,7 @@ class Trainer {
   int64_t tokens_seen_ = 0;
   int64_t saved_step_ = -1;
   double loss_ = 0;                   // of the last step done
-  std::optional<double> first_loss_;  // of the first step done here
+  std::optional<double> first_loss_;  // of the first step of the run
   MaskCounts masked_before_;          // of the run that this one resumes
   double started_seconds_ = 0;
   std::optional<double> first_step_seconds_;  // from the start of the process

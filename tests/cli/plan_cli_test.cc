@@ -120,6 +120,9 @@ TEST_F(Plan, WithoutTheFilesItSaysWhatIsNotCounted) {
   EXPECT_GT(plan["step_time"]["seconds"].get<double>(), 0.0);
   arguments.front() = "plan";
   EXPECT_THAT(run(arguments).out, HasSubstr("elsewhere.fa"));
+  const Outcome none = run({"plan", "device=cuda", "dataset.tokenizer_name_or_path=dna"});
+  EXPECT_EQ(none.status, 0) << none.err;
+  EXPECT_THAT(none.out, HasSubstr("without the sequences: dataset.path is empty"));
 }
 
 // Of Mixtral-8x7B over eight GPUs, as shipped; the counts follow from its published shape.
