@@ -15,6 +15,7 @@
 #include "biomoe/optim/optim_config.h"
 #include "biomoe/quant/recipe.h"
 #include "biomoe/train/ranks.h"
+#include "biomoe/train/run_config.h"
 
 namespace biomoe::apps {
 
@@ -36,6 +37,9 @@ struct BenchOptions {
   Fp8Config fp8{};
   std::string json;
 };
+
+// What these options are in the keys of a run, so that what is planned and refused of one is of both.
+RunConfig run_config(const BenchOptions& options);
 
 // options.batch sequences of random tokens, other ones on every rank; the last token of each has no target.
 Batch random_batch(const BenchOptions& options, int64_t rank = 0);

@@ -134,6 +134,17 @@ void open_closed_streams() {
   if (opened >= 0) close(opened);
 }
 
+// Defaults as a user writes them: true and not 1, and none for a list that is empty.
+void tidy_defaults(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    const std::string text = option->get_default_str();
+    if (text == "[]") option->default_str("");
+    if (option->get_type_name() == "BOOLEAN" && !text.empty())
+      option->default_str(text == "1" ? "true" : "false");
+  }
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) tidy_defaults(*command);
+}
+
 int run(CLI::App& app, int argc, char** argv) {
   try {
     check_arguments(argc, argv);
@@ -180,10 +191,12 @@ int main(int argc, char** argv) {
       "biomoe");
   app.set_version_flag("--version", std::string("biomoe ") + biomoe::kVersion);
   app.require_subcommand(1);
+  app.option_defaults()->always_capture_default();  // which the help shows; subcommands take it over
   for (auto add : {add_train, add_eval, add_data, add_checkpoint, add_generate, add_plan, add_config,
                    add_bench, add_info, add_selftest}) {
     add(app);
   }
+  tidy_defaults(app);
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     const std::string name = command->get_name();
     if (name != "train" && name != "selftest" && name != "bench") run_as_one_process(*command);

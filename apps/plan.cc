@@ -23,9 +23,10 @@ void print_plan(const nlohmann::ordered_json& plan, const RunMemory& memory,
   const auto& mesh = plan["mesh"];
   const auto dp = mesh["dp"].get<int64_t>(), ep = mesh["ep"].get<int64_t>();
   if (dp * ep > 1) fmt::print("{} ranks (dp {} x ep {}); the bytes are of one rank\n", dp * ep, dp, ep);
-  fmt::print("{} parameters, {} active a token, {} tokens a micro-batch, {} micro-batches a step\n",
+  const auto micro_batches = plan["micro_batches"].get<int64_t>();
+  fmt::print("{} parameters, {} active a token, {} tokens a micro-batch, {} micro-batch{} a step\n",
              plan["parameters"].get<int64_t>(), plan["active_parameters"].get<int64_t>(),
-             plan["tokens_per_micro_batch"].get<int64_t>(), plan["micro_batches"].get<int64_t>());
+             plan["tokens_per_micro_batch"].get<int64_t>(), micro_batches, micro_batches == 1 ? "" : "es");
   for (const MemoryRow& row : memory.rows) fmt::print("{:<24} {:>16} bytes\n", row.name, row.bytes);
   fmt::print("{:<24} {:>16} bytes{}\n", "total", memory.total(),
              memory.gpu_rows.empty() ? "" : " on the host");
@@ -65,7 +66,9 @@ nlohmann::json step_times_of_worlds(const RunConfig& config) {
 
 void run(const ConfigOptions& options, const std::string& json_path) {
   if (!json_path.empty()) require_creatable(json_path);
-  RunConfig config = options.load().value;
+  const ResolvedConfig<RunConfig> resolved = options.load();
+  tell_unused(resolved);
+  RunConfig config = resolved.value;
   std::optional<Dataset> dataset;
   std::string missing_data;
   try {
@@ -85,6 +88,7 @@ void run(const ConfigOptions& options, const std::string& json_path) {
                       : Vocabulary::open(config.dataset.tokenizer_name_or_path, config.dataset.soft_masked));
   ParallelismConfig& mesh = config.parallelism;
   mesh.dp_size = planned_mesh(mesh.dp_size, mesh.ep_size, config.model.num_local_experts).dp;
+  require_supported(config, planned_device(config.device), {.dp = mesh.dp_size, .ep = mesh.ep_size});
   const RunMemory memory = plan_run_memory(config, dataset ? &*dataset : nullptr);
   const ParameterList parameters(config.model);
   const StepTime time = estimate_step_time(config);
@@ -115,6 +119,7 @@ void run(const ConfigOptions& options, const std::string& json_path) {
                                         {{"seconds", time.seconds()},
                                          {"flops", time.flops},
                                          {"update_seconds", time.update_seconds},
+                                         {"quantize_seconds", time.quantize_seconds},
                                          {"communication_seconds", time.communication_seconds},
                                          {"gemm_flops_per_second", time.flops_per_second},
                                          {"threads", time.num_threads},

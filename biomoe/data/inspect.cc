@@ -17,6 +17,7 @@ constexpr size_t kWarningsShown = 20;
 
 class InspectSink : public SequenceSink {
  public:
+  explicit InspectSink(Alphabet alphabet) : audit(alphabet) {}
   void begin_record(std::string_view name) override {
     audit.begin_record(name);
     records.push_back({{"name", name}, {"length", int64_t{0}}});
@@ -65,16 +66,28 @@ void add_records(const json& records, std::string& out) {
 
 }  // namespace
 
-json inspect_file(const std::string& path, const ReadOptions& options) {
-  InspectSink sink;
+json inspect_file(const std::string& path, const ReadOptions& options, const Vocabulary* vocabulary) {
+  InspectSink sink(vocabulary ? vocabulary->alphabet() : Alphabet::kNucleotide);
   read_sequences(path, options, sink);
   const SymbolCounts& counts = sink.audit.symbols();
   json symbols = json::object();
   for (size_t i = 0; i < counts.size(); ++i)
     if (counts[i] > 0) symbols[std::string(1, static_cast<char>(i))] = counts[i];
-  return {{"records", std::move(sink.records)},     {"bases", count_all(counts)},
-          {"symbols", std::move(symbols)},          {"soft_masked", count_lower_case(counts)},
-          {"degenerate", count_degenerate(counts)}, {"warnings", sink.audit.warnings()}};
+  json inspection = {{"records", std::move(sink.records)},     {"bases", count_all(counts)},
+                     {"symbols", std::move(symbols)},          {"soft_masked", count_lower_case(counts)},
+                     {"degenerate", count_degenerate(counts)}, {"warnings", sink.audit.warnings()}};
+  if (!vocabulary) return inspection;
+  int64_t degenerate = 0, unknown = 0;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const auto symbol = static_cast<uint8_t>(i);
+    const int32_t id = vocabulary->id(symbol);
+    if (vocabulary->is_degenerate(symbol)) degenerate += counts[i];
+    if (id < 0 || id == vocabulary->special().unk) unknown += counts[i];
+  }
+  inspection["vocabulary"] = vocabulary->name();
+  inspection["degenerate"] = degenerate;
+  inspection["unknown"] = unknown;
+  return inspection;
 }
 
 std::string render_inspection(const std::string& path, const json& inspection, const DataConfig& policies) {
@@ -94,6 +107,10 @@ std::string render_inspection(const std::string& path, const json& inspection, c
   if (policies.n_runs == NRunPolicy::kSplit)
     out += fmt::format("runs of N:   of {} or more, left out, the record split there (n_runs=split)\n",
                        policies.n_run_length);
+  if (inspection.contains("vocabulary"))
+    out += fmt::format("unknown:     {}, to the vocabulary {}\n",
+                       percent(inspection.at("unknown").get<int64_t>(), bases),
+                       inspection.at("vocabulary").get_ref<const std::string&>());
   const json& warnings = inspection.at("warnings");
   for (size_t i = 0; i < std::min(warnings.size(), kWarningsShown); ++i)
     out += fmt::format("warning: {}\n", warnings[i].get_ref<const std::string&>());

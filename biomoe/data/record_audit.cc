@@ -107,10 +107,13 @@ bool RecordAudit::looks_like_protein() const {
 
 std::vector<std::string> RecordAudit::warnings() const {
   std::vector<std::string> out;
+  const bool read_as_protein = alphabet_ == Alphabet::kProtein;
+  const bool protein = read_as_protein || looks_like_protein();
   for (size_t kind = 0; kind < kNumKinds; ++kind) {
     const Warnings& warnings = warnings_[kind];
     if (warnings.total == 0) continue;
-    if (looks_like_protein() && (kind == kMixedThymine || kind == kAllN)) continue;
+    if (protein && (kind == kMixedThymine || kind == kAllN)) continue;
+    if (read_as_protein && kind == kNotNucleotide) continue;
     if (looks_like_protein() && kind == kNotNucleotide) {
       out.push_back(
           fmt::format("protein, by its letters ({}): {}; read it with tokenizer_name_or_path=protein",

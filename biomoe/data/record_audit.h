@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "biomoe/data/sequence_reader.h"
+#include "biomoe/data/vocabulary.h"
 
 namespace biomoe {
 
@@ -23,6 +24,9 @@ class RecordAudit : public SequenceSink {
  public:
   static constexpr int64_t kListedPerKind = 20;
 
+  // `alphabet`: what the records are read as.
+  explicit RecordAudit(Alphabet alphabet = Alphabet::kNucleotide) : alphabet_(alphabet) {}
+
   void begin_record(std::string_view name) override;
   void append(std::string_view symbols) override;
   void end_record() override;
@@ -31,7 +35,8 @@ class RecordAudit : public SequenceSink {
   const SymbolCounts& symbols() const { return symbols_; }
   // Each names the record it concerns: no name, a name seen before, no bases, nothing but N, gap symbols,
   // symbols that are no nucleotide codes, both T and U. A set whose letters are mostly no nucleotide codes is
-  // taken for protein and warned of once instead.
+  // taken for protein and warned of once instead; of what is read as protein, nothing is said that holds of
+  // nucleotides alone.
   std::vector<std::string> warnings() const;
 
  private:
@@ -44,6 +49,7 @@ class RecordAudit : public SequenceSink {
   void warn(Kind kind, std::string text);
   bool looks_like_protein() const;
 
+  Alphabet alphabet_;
   int64_t records_ = 0;
   SymbolCounts symbols_{};
   SymbolCounts in_record_{};

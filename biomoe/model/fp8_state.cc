@@ -66,6 +66,23 @@ bool fp8_layer(const ModelConfig& model, int64_t layer) {
   return model.layer_precision.empty() || model.layer_precision.at(static_cast<size_t>(layer)) == "fp8";
 }
 
+QuantizedWeights quantized_weights(const ModelConfig& model, const Fp8StateShape& shape) {
+  QuantizedWeights count;
+  if (!shape.config.enabled) return count;
+  const auto weights = weight_shapes(model, shape);
+  const auto obstacles = native_obstacles(model, shape);
+  for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
+    if (!fp8_layer(model, layer)) continue;
+    for (size_t i = 0; i < kNumProducts; ++i) {
+      const auto& [experts, out, in] = weights[i];
+      const bool expert = i == kGateUp || i == kDown;
+      (obstacles[i].empty() ? count.native : count.emulated) += experts * out * in;
+      if (obstacles[i].empty()) count.native_active += (expert ? model.num_experts_per_tok : 1) * out * in;
+    }
+  }
+  return count;
+}
+
 bool passes_codes(const ModelConfig& model, const Fp8StateShape& shape) {
   return shape.config.enabled && shape.mode == ExpertFfnMode::kFusedGroupedMlp &&
          native_obstacles(model, shape)[kDown].empty();

@@ -75,6 +75,13 @@ class Fp8State {
 // Whether layer `layer` of the model is trained in 8 bits where fp8_config.enabled.
 bool fp8_layer(const ModelConfig& model, int64_t layer);
 
+// Weights of such layers in elements, by how their products run.
+struct QuantizedWeights {
+  int64_t native = 0, emulated = 0;  // that this rank holds
+  int64_t native_active = 0;         // of all ranks, those that a token is multiplied with
+};
+QuantizedWeights quantized_weights(const ModelConfig& model, const Fp8StateShape& shape);
+
 // Whether in such a layer what the experts' activation computes goes on as codes (see Sequential::codes_at),
 // so that MoeSaved::act_RF is not needed.
 bool passes_codes(const ModelConfig& model, const Fp8StateShape& shape);

@@ -52,7 +52,7 @@ void ModelImage::add_fp8_state() {
     scales_N_ = fp8_arena_.tensor(DType::kF32, scales_N_.shape);
     std::fill_n(scales_N_.f32(), scales_N_.num_elements(), 1.0f);
   }
-  groups_.push_back({"fp8", {{"amax_history", amax_HN_}, {"scales", scales_N_}}});
+  groups_.push_back({kFp8Group, {{"amax_history", amax_HN_}, {"scales", scales_N_}}});
 }
 
 // Parameters as the model reads them, or moments in the same places; of the experts only those held here.

@@ -18,6 +18,8 @@ namespace biomoe {
 // all without loss and in the layout of the hub.
 class ModelImage {
  public:
+  static constexpr const char* kFp8Group = "fp8";  // what DelayedScaling keeps; other runs have no such group
+
   // The model and the optimiser (null: weights only) must outlive the image, as must the mesh of a rank that
   // is not alone.
   ModelImage(Model& model, Optimizer* optimizer, const Mesh* mesh = nullptr);

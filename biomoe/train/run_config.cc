@@ -18,6 +18,7 @@ namespace {
 
 constexpr int64_t kMaxThreads = 1024;
 constexpr double kMaxTimeout = 86400;
+constexpr int kTunedCapability = 90;  // of the GPU whose kernels are tuned: Hopper
 
 }  // namespace
 
@@ -91,12 +92,17 @@ Device resolved_device(DeviceChoice choice) {
   return Device::kCpu;
 }
 
+int target_capability(Device device) {
+  if (device == Device::kCpu) return 0;
+  return device_available(device) ? device_info(device).compute_capability : kTunedCapability;
+}
+
 ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, const ModelConfig& model,
                                        bool portable_kernels) {
-  const bool hopper =
-      device == Device::kCuda && !portable_kernels && device_info(device).compute_capability == 90;
+  const int capability = target_capability(device);
+  const bool hopper = capability == kTunedCapability && !portable_kernels;
   const std::string obstacle = fused_mlp_device_obstacle(
-      device, model.intermediate_size, compute_types(device, model, false).gate_up_interleave);
+      capability, model.intermediate_size, compute_types(device, model, false).gate_up_interleave);
   const auto mode = [&] {
     if (choice != ExpertFfnChoice::kAuto) return static_cast<ExpertFfnMode>(static_cast<int>(choice) - 1);
     if (device == Device::kCuda && !hopper) return ExpertFfnMode::kLoop;
@@ -116,7 +122,9 @@ ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, co
   return mode;
 }
 
-void require_device_for(const ModelConfig& model, Device device) {
+namespace {
+
+void require_head_width(const ModelConfig& model, Device device) {
   const int64_t width = model.key_width();
   if (device == Device::kCpu || (width % cuda::kHeadWidthStep == 0 && width <= cuda::kWidestHead)) return;
   throw user_error(
@@ -124,6 +132,35 @@ void require_device_for(const ModelConfig& model, Device device) {
       "config_kwargs.head_dim, or "
       "device=cpu",
       width, cuda::kHeadWidthStep, cuda::kWidestHead);
+}
+
+void require_supported_over_ranks(const RunConfig& config, const MeshSize& mesh) {
+  if (mesh.world() > 1 && config.fp8_config.enabled &&
+      config.fp8_config.fp8_recipe == Fp8Recipe::kDelayedScaling) {
+    throw user_error(
+        "{} ranks train without DelayedScaling in this version, whose scales are of all ranks' values; "
+        "choose another fp8_config.fp8_recipe",
+        mesh.world());
+  }
+  if (!config.init_from.empty() && mesh.ep > 1) {
+    throw user_error(
+        "init_from is for runs with parallelism.ep_size=1; make a checkpoint of it first, from which any "
+        "ranks go on: biomoe checkpoint import {} {}",
+        config.init_from, config.run_dir);
+  }
+}
+
+}  // namespace
+
+void require_supported(const RunConfig& config, Device device, const MeshSize& mesh) {
+  require_supported_over_ranks(config, mesh);
+  require_head_width(config.model, device);
+  if (device == Device::kCpu && config.optimizer_states != OptimizerStates::kFp32) {
+    throw user_error("optimizer_states={} needs device=cuda: on the CPU all states are fp32",
+                     kOptimizerStatesNames[static_cast<size_t>(config.optimizer_states)]);
+  }
+  resolved_expert_ffn_mode(config.expert_ffn_mode, device, config.model, config.portable_kernels);
+  resolved_fp8_config(config.fp8_config, device);
 }
 
 Fp8Config resolved_fp8_config(const Fp8Config& config, Device device) {
@@ -158,6 +195,32 @@ void resolve_model(RunConfig& config, const Vocabulary& vocabulary) {
     throw user_error("dataset.max_seq_length={} is above config_kwargs.max_position_embeddings={}",
                      config.dataset.max_seq_length, model.max_position_embeddings);
   }
+}
+
+void resolve_model(ResolvedConfig<RunConfig>& resolved, const Vocabulary& vocabulary) {
+  const bool derived = resolved.value.model.vocab_size == 0;
+  resolve_model(resolved.value, vocabulary);
+  if (!derived) return;
+  const FieldList list = FieldList::of(resolved.value);
+  for (size_t i = 0; i < resolved.origins.size(); ++i) {
+    if (list.fields()[i].key == "config_kwargs.vocab_size")
+      resolved.origins[i] = {.kind = Origin::Kind::kDerived,
+                             .file = fmt::format("the vocabulary {}", vocabulary.name())};
+  }
+}
+
+std::string unused_fp8_keys(const ResolvedConfig<RunConfig>& resolved) {
+  constexpr std::string_view kSwitch = "fp8_config.enabled";
+  RunConfig copy = resolved.value;  // visit() is for reading and writing
+  const FieldList list = FieldList::of(copy);
+  std::string keys;
+  for (size_t i = 0; i < resolved.origins.size(); ++i) {
+    const std::string& key = list.fields()[i].key;
+    if (!key.starts_with("fp8_config.") || resolved.origins[i].kind == Origin::Kind::kDefault) continue;
+    if (key == kSwitch) return "";  // on, or off on purpose
+    keys += (keys.empty() ? "" : ", ") + key;
+  }
+  return keys.empty() ? "" : fmt::format("{}: without effect; set {}=true", keys, kSwitch);
 }
 
 ResolvedConfig<RunConfig> load_run_config(const ConfigSource& source) {

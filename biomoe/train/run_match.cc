@@ -103,6 +103,10 @@ bool had_checkpoint(const fs::path& run, const RunConfig& config) {
          last_step_of(run / "metrics.jsonl") / 2 >= every;
 }
 
+RunConfig config_of(const TrainingState& state, const std::string& origin) {
+  return resolve<RunConfig>(parse_yaml(state.config_yaml, origin + " (its configuration)")).value;
+}
+
 bool holds_something(const fs::path& file) {
   std::error_code error;
   return fs::exists(file, error) && !(fs::is_regular_file(file, error) && fs::file_size(file, error) == 0);
@@ -146,8 +150,7 @@ std::string split_id(const DataConfig& config, const Dataset& dataset) {
 
 std::string check_continuation(const TrainingState& state, const std::string& origin, const RunConfig& config,
                                const std::string& split) {
-  const RunConfig before =
-      resolve<RunConfig>(parse_yaml(state.config_yaml, origin + " (its configuration)")).value;
+  const RunConfig before = config_of(state, origin);
   const auto saved = state.data.find("split");
   const bool moved = before.dataset.validation_fraction != config.dataset.validation_fraction ||
                      (saved != state.data.end() && *saved != split);
@@ -160,6 +163,17 @@ std::string check_continuation(const TrainingState& state, const std::string& or
   }
   const std::string differences = training_differences(before, config);
   return differences.empty() ? "" : fmt::format("{}: trained with {}", origin, differences);
+}
+
+void check_amax_history(const TrainingState& state, const std::string& origin, const RunConfig& config) {
+  const int64_t before = config_of(state, origin).fp8_config.fp8_recipe_kwargs.amax_history_len;
+  const int64_t now = config.fp8_config.fp8_recipe_kwargs.amax_history_len;
+  if (before == now) return;
+  throw user_error(
+      "{}: its histories of amax are of fp8_config.fp8_recipe_kwargs.amax_history_len={} steps (now {}); set "
+      "{}, "
+      "or choose another run_dir",
+      origin, before, now, before);
 }
 
 void check_fresh_start(const RunConfig& config, const fs::path& checkpoints) {

@@ -54,6 +54,47 @@ TEST_F(Commands, HelpIsPrintedByEach) {
   }
 }
 
+TEST_F(Commands, HelpShowsDefaults) {
+  const std::string bench = run({"bench", "step", "--help"}).out;
+  EXPECT_THAT(bench, AllOf(HasSubstr("--seq INT=512"), HasSubstr("--threads INT=0"),
+                           HasSubstr("--cuda-graph BOOLEAN=true"), HasSubstr("--deterministic BOOLEAN=false"),
+                           HasSubstr("--routing TEXT=random"), HasSubstr("--fp8-recipe TEXT ")));
+  const std::string eval = run({"eval", "--help"}).out;
+  EXPECT_THAT(eval, AllOf(HasSubstr("--device TEXT=auto"), HasSubstr("--holdout-fraction FLOAT=0 "),
+                          HasSubstr("--stride INT ")));
+  EXPECT_THAT(eval, ::testing::Not(HasSubstr("[]")));
+  EXPECT_THAT(run({"generate", "--help"}).out, HasSubstr("--max-new-tokens INT=100"));
+}
+
+// Where the switch is not set at all; set to false, the keys are there to be switched on.
+TEST_F(Commands, KeysWithoutEffectAreNamed) {
+  const std::string line =
+      "warning: fp8_config.fp8_recipe, fp8_config.fp8_recipe_kwargs.margin: without effect; set "
+      "fp8_config.enabled=true\n";
+  Words words = train_arguments("run", {"num_train_steps=1", "fp8_config.fp8_recipe=DelayedScaling",
+                                        "fp8_config.fp8_recipe_kwargs.margin=1"});
+  for (const char* command_ : {"train", "plan", "config"}) {
+    words.front() = command_;
+    const Outcome outcome = run(words);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(line));
+    const Outcome off = run(words + Words{"fp8_config.enabled=false"});
+    EXPECT_THAT(off.err, ::testing::Not(HasSubstr("warning")));
+  }
+}
+
+TEST_F(Commands, ARunTellsWhereTheSizeOfItsVocabularyComesFrom) {
+  const auto line_of = [&](const std::string& run_folder, const Words& overrides) {
+    EXPECT_EQ(train(run_folder, overrides + Words{"num_train_steps=1"}).status, 0);
+    const std::string text = read_file(path(run_folder + "/config.yaml"));
+    const size_t begin = text.find("vocab_size: ");
+    return text.substr(begin, text.find('\n', begin) - begin);
+  };
+  EXPECT_THAT(line_of("derived", {}),
+              AllOf(HasSubstr("vocab_size: 16 "), HasSubstr("# from the vocabulary dna")));
+  EXPECT_THAT(line_of("given", {"config_kwargs.vocab_size=32"}), HasSubstr("# command line"));
+}
+
 TEST_F(Commands, InfoTellsHowEachRecipeRuns) {
   const Outcome info = run({"info"});
   EXPECT_EQ(info.status, 0);

@@ -56,6 +56,25 @@ TEST_F(InspectCommand, TheFieldOfASequenceIsNamed) {
   EXPECT_EQ(json::parse(outcome.out)["bases"], 4);
 }
 
+TEST_F(InspectCommand, WithATokenizerItSaysWhatTrainingWouldMask) {
+  const std::string file = write("p.fa", ">p\nMKFLEIPQXNNNN\n");
+  const auto inspected = [&](const std::string& tokenizer) {
+    const Outcome outcome = run({"data", "inspect", file, "--tokenizer", tokenizer, "--json"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return json::parse(outcome.out);
+  };
+  const json protein = inspected("protein");
+  EXPECT_EQ(protein["vocabulary"], "protein");
+  EXPECT_EQ(protein["degenerate"], 1);  // X; N is asparagine
+  EXPECT_EQ(protein["unknown"], 0);
+  EXPECT_EQ(protein["warnings"], json::array());
+  const json dna = inspected("dna");
+  EXPECT_EQ(dna["unknown"], 7);  // F L E I P Q X are no IUPAC codes
+  EXPECT_FALSE(dna["warnings"].empty());
+  EXPECT_THAT(run({"data", "inspect", file, "--tokenizer", "dna"}).out, HasSubstr("unknown:     7 "));
+  expect_error(run({"data", "inspect", file, "--tokenizer", "no_such"}), 2, {"no_such"});
+}
+
 TEST_F(InspectCommand, PathsThatAreNoFilesAreRefused) {
   expect_error(run({"data", "inspect", "no_such.fa"}), 2, {"no_such.fa", "No such file"});
   expect_error(run({"data", "inspect", "."}), 2, {"directory"});

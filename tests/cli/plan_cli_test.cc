@@ -71,18 +71,45 @@ TEST_F(Plan, AGenomeThatOutweighsTheModelToo) {
 
 // Needs no GPU.
 TEST_F(Plan, OfAGpuListsItsMemoryApart) {
-  const json whole = planned(train_arguments(
-      "run", {"dataset.path=elsewhere.fa", "device=cuda", "optimizer_store_param_remainders=false"}));
+  const std::vector<std::string> settings{"dataset.path=elsewhere.fa", "device=cuda",
+                                          "config_kwargs.head_dim=16"};
+  auto with_masters = settings;
+  with_masters.push_back("optimizer_store_param_remainders=false");
+  const json whole = planned(train_arguments("run", with_masters));
   EXPECT_EQ(whole["device"], "cuda");
   uint64_t sum = 0;
   for (const auto& row : whole["gpu_bytes"].items()) sum += row.value().get<uint64_t>();
   EXPECT_EQ(sum, whole["gpu_total_bytes"].get<uint64_t>());
-  const json parts = planned(train_arguments("run", {"dataset.path=elsewhere.fa", "device=cuda"}));
+  const json parts = planned(train_arguments("run", settings));
   const auto masters = whole["gpu_bytes"]["fp32 masters"].get<uint64_t>();
   EXPECT_GT(masters, 0u);
   EXPECT_NEAR(parts["gpu_bytes"]["remainders of masters"].get<double>(), static_cast<double>(masters) / 2,
               256);
   EXPECT_LT(parts["gpu_total_bytes"].get<uint64_t>(), whole["gpu_total_bytes"].get<uint64_t>());
+}
+
+TEST_F(Plan, RefusesWhatTheRunWouldRefuse) {
+  auto arguments = train_arguments("run", {"optimizer_states=bf16"});
+  const Outcome trained = run(arguments);
+  arguments.front() = "plan";
+  const Outcome plan = run(arguments);
+  expect_error(plan, 2, {"optimizer_states=bf16", "device=cuda"});
+  EXPECT_EQ(plan.err, trained.err);
+  const auto refuses = [&](const std::vector<std::string>& overrides, const std::vector<std::string>& parts) {
+    auto all = train_arguments("run", overrides);
+    all.front() = "plan";
+    expect_error(run(all), 2, parts);
+  };
+  refuses({"device=cuda"}, {"heads are 8 wide", "config_kwargs.head_dim"});
+  const std::string wide = "config_kwargs.head_dim=16";
+  refuses({"device=cuda", wide, "portable_kernels=true", "expert_ffn_mode=fused_grouped_mlp"},
+          {"expert_ffn_mode=fused_grouped_mlp", "portable_kernels=true"});
+  refuses({"device=cuda", wide, "fp8_config.enabled=true", "fp8_config.fp8_recipe=Float8CurrentScaling",
+           "fp8_config.fp8_recipe_kwargs.power_2_scale=false"},
+          {"power_2_scale=false"});
+  refuses({"parallelism.ep_size=2", "fp8_config.enabled=true", "fp8_config.fp8_recipe=DelayedScaling"},
+          {"2 ranks", "DelayedScaling", "fp8_config.fp8_recipe"});
+  refuses({"parallelism.ep_size=2", "init_from=elsewhere"}, {"init_from", "checkpoint import elsewhere"});
 }
 
 TEST_F(Plan, WithoutTheFilesItSaysWhatIsNotCounted) {
@@ -93,6 +120,9 @@ TEST_F(Plan, WithoutTheFilesItSaysWhatIsNotCounted) {
   EXPECT_GT(plan["step_time"]["seconds"].get<double>(), 0.0);
   arguments.front() = "plan";
   EXPECT_THAT(run(arguments).out, HasSubstr("elsewhere.fa"));
+  const Outcome none = run({"plan", "device=cuda", "dataset.tokenizer_name_or_path=dna"});
+  EXPECT_EQ(none.status, 0) << none.err;
+  EXPECT_THAT(none.out, HasSubstr("without the sequences: dataset.path is empty"));
 }
 
 // Of Mixtral-8x7B over eight GPUs, as shipped; the counts follow from its published shape.
@@ -139,6 +169,24 @@ TEST_F(Plan, ARunThatCannotFitIsRefusedWithItsBytes) {
                {"activations " + std::to_string(plan["bytes"]["activations"].get<uint64_t>()),
                 "dataset.token_micro_batch_size"});
   EXPECT_FALSE(std::filesystem::exists(path("run")));
+}
+
+TEST_F(Plan, StepsAreTimedOnlyWhereTheyFit) {
+  const std::vector<std::string> sizes{"--layers", "4", "--hidden", "256", "--ffn", "512", "--seq", "512"};
+  const auto bench = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments{"bench",   "step", "--device", "cpu", "--threads", "2",
+                                       "--steps", "1",    "--warmup", "0",   "--json",    path("bench.json")};
+    arguments.insert(arguments.end(), sizes.begin(), sizes.end());
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  };
+  const Outcome fits = bench({"--num-experts", "8"});
+  ASSERT_EQ(fits.status, 0) << fits.err;
+  const auto total = json::parse(read_file(path("bench.json")))["memory_planned_bytes"].get<double>();
+  EXPECT_NEAR(total / static_cast<double>(fits.peak_bytes), 1.0, 0.05);
+  expect_error(bench({"--num-experts", "8", "--batch", "2000000"}), 2,
+               {"the run needs ", " bytes of memory and ", "most are activations", "--batch or --seq"});
+  expect_error(bench({"--optimizer-states", "bf16"}), 2, {"optimizer_states=bf16 needs device=cuda"});
 }
 
 }  // namespace

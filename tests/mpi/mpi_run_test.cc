@@ -18,15 +18,22 @@ TEST_F(MpiRun, TheSanityCheckPasses) {
   for (const int ranks : {2, 4}) {
     const std::string run = "sanity" + std::to_string(ranks);
     const double begin = now_seconds();
-    const Outcome outcome =
-        run_ranks(ranks, {"train", "--config", source + "/configs/L0_sanity.yaml",
-                          "dataset.path=" + source + "/configs/data/lambda_phage.fa", "run_dir=" + run});
+    const std::vector<std::string> arguments{"train", "--config", source + "/configs/L0_sanity.yaml",
+                                             "dataset.path=" + source + "/configs/data/lambda_phage.fa",
+                                             "run_dir=" + run};
+    const Outcome outcome = run_ranks(ranks, arguments);
     EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
     EXPECT_THAT(outcome.out, ::testing::EndsWith("PASS\n"));
     EXPECT_THAT(outcome.out, HasSubstr("the loss fell from "));
     EXPECT_THAT(outcome.out, HasSubstr("the same bits on all " + std::to_string(ranks) + " ranks"));
     EXPECT_EQ(step_metrics(run).size(), 10u);
     EXPECT_LT(now_seconds() - begin, 60);
+    const Outcome again = run_ranks(ranks, arguments);
+    EXPECT_EQ(again.status, 0) << again.err << again.out;
+    EXPECT_THAT(again.out, ::testing::EndsWith("PASS\n"));
+    const size_t figures = outcome.out.find("the loss fell from ");
+    EXPECT_THAT(again.out, HasSubstr(outcome.out.substr(figures, outcome.out.find('\n', figures) - figures) +
+                                     " when they were made; no step was made now"));
   }
 }
 
@@ -77,6 +84,17 @@ TEST_F(MpiRun, WhatDoesNotFitIsRefusedBeforeAnythingIsMade) {
   Command srun = command(train_arguments("run"));
   srun.environment = {"SLURM_STEP_NUM_TASKS=2"};
   expect_error(Child(srun).wait(), 2, {"srun --mpi=pmix"});
+  const Outcome delayed = run_ranks(
+      2, train_arguments("run", {"fp8_config.enabled=true", "fp8_config.fp8_recipe=DelayedScaling"}));
+  EXPECT_EQ(delayed.status, 2);
+  EXPECT_THAT(delayed.err, HasSubstr("biomoe: rank 0: 2 ranks train without DelayedScaling"));
+  const Outcome bench = run_ranks(2, {"bench",     "step", "--device",      "cpu",
+                                      "--layers",  "1",    "--hidden",      "16",
+                                      "--ffn",     "16",   "--num-experts", "2",
+                                      "--seq",     "16",   "--batch",       "1",
+                                      "--ep-size", "2",    "--fp8-recipe",  "DelayedScaling"});
+  EXPECT_EQ(bench.status, 2);
+  EXPECT_THAT(bench.err, HasSubstr("biomoe: rank 0: 2 ranks train without DelayedScaling"));
   EXPECT_FALSE(fs::exists(path("run")));
 }
 

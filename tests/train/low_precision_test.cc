@@ -13,7 +13,9 @@ using test::TempFolder;
 using test::tensor_files;
 using test::tiny_run;
 using test::train;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 RunConfig fp8_run(const TempFolder& folder, Fp8Recipe recipe) {
   RunConfig config = tiny_run(folder);
@@ -95,6 +97,31 @@ TEST(LowPrecisionTest, LayerPrecisionChoosesLayers) {
   EXPECT_FALSE(tensor_files(half, 7) == tensor_files(all, 7));
 }
 
+TEST(LowPrecisionTest, DelayedScalingStartsFromACheckpointWithoutScales) {
+  const TempFolder folder;
+  RunConfig config = fp8_run(folder, Fp8Recipe::kMxfp8BlockScaling);
+  config.num_train_steps = 3;
+  train(config);
+  config.fp8_config.fp8_recipe = Fp8Recipe::kDelayedScaling;
+  config.num_train_steps = 5;
+  ::testing::internal::CaptureStderr();
+  train(config);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("fp8_config.fp8_recipe=MXFP8BlockScaling (now DelayedScaling)"),
+                    HasSubstr("step_3: holds no scales of DelayedScaling, which begins with 1 and no amax")));
+  EXPECT_LT(final_loss(config), metrics(config).front()["loss"].get<double>());
+  EXPECT_EQ(tensor_files(config, 5).size(), 4u);
+  // From here on its own histories are there.
+  config.num_train_steps = 6;
+  ::testing::internal::CaptureStderr();
+  train(config);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), Not(HasSubstr("holds no scales")));
+  config.num_train_steps = 7;
+  config.fp8_config.fp8_recipe_kwargs.amax_history_len = 8;
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { train(config); }),
+              AllOf(HasSubstr("fp8_config.fp8_recipe_kwargs.amax_history_len=4"), HasSubstr("now 8")));
+}
+
 TEST(LowPrecisionTest, WhatDoesNotFitIsRefused) {
   const TempFolder folder;
   RunConfig config = fp8_run(folder, Fp8Recipe::kMxfp8BlockScaling);
@@ -109,6 +136,12 @@ TEST(LowPrecisionTest, WhatDoesNotFitIsRefused) {
               HasSubstr("set fp8_config.enabled=true"));
   config.fp8_config.fp8_recipe_kwargs.amax_history_len = 0;
   EXPECT_THAT(message_of(ErrorKind::kUser, [&] { config.validate(); }), HasSubstr("amax_history_len=0"));
+  config.fp8_config.fp8_recipe_kwargs.amax_history_len = 4;
+  for (const int64_t margin : {-1, 9}) {
+    config.fp8_config.fp8_recipe_kwargs.margin = margin;
+    EXPECT_THAT(message_of(ErrorKind::kUser, [&] { config.fp8_config.validate(); }),
+                HasSubstr("fp8_config.fp8_recipe_kwargs.margin="));
+  }
   Fp8Config fp8;
   fp8.enabled = true;
   fp8.fp8_recipe = Fp8Recipe::kFloat8CurrentScaling;
