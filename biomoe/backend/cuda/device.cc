@@ -18,7 +18,7 @@ namespace {
 static_assert(cuda::kProductTicketBytes == cuda::sm90::kSplitTicketBytes);
 constexpr int kOldestCapability = 80;
 
-std::atomic<int64_t> g_sync_calls{0};
+std::atomic<int64_t> g_sync_calls{0}, g_reservations{0};
 
 void check_cublas(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS) throw failure("{}: {}", what, cublasLtGetStatusString(status));
@@ -82,6 +82,7 @@ class DeviceMemory : public MemorySource {
  public:
   void* reserve(size_t bytes, const char* name) override {
     void* memory = nullptr;
+    ++g_reservations;
     const cudaError_t error = cudaMalloc(&memory, bytes);
     if (error != cudaSuccess) {
       cudaGetLastError();
@@ -109,6 +110,7 @@ class StagingMemory : public MemorySource {
  public:
   void* reserve(size_t bytes, const char* name) override {
     void* memory = nullptr;
+    ++g_reservations;
     ++g_sync_calls;
     const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
     if (error != cudaSuccess) {
@@ -308,6 +310,10 @@ double elapsed_ms_sync(void* begin, void* end) {
 
 int64_t sync_calls() {
   return g_sync_calls;
+}
+
+int64_t reservations() {
+  return g_reservations;
 }
 
 }  // namespace cuda

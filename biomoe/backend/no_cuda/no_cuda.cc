@@ -87,4 +87,8 @@ int64_t sync_calls() {
   return 0;
 }
 
+int64_t reservations() {
+  return 0;
+}
+
 }  // namespace biomoe::cuda
