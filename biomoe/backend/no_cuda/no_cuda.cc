@@ -6,10 +6,10 @@
 namespace biomoe::cuda {
 namespace {
 
-constexpr const char* kMissing = "this biomoe was built without CUDA";
+constexpr const char* kMissing = "this biomoe was built without CUDA; build it with BIOMOE_CUDA=ON";
 
 Error no_cuda(const char* what) {
-  return user_error("{}: {}; set device=cpu", what, kMissing);
+  return user_error("{}: {}, or set device=cpu", what, kMissing);
 }
 
 }  // namespace
