@@ -108,6 +108,8 @@ class DeviceTimer {
 
 // Calls so far, in this process, that made the host wait for the device.
 int64_t device_sync_calls();
+// Calls so far, in this process, that reserved device or staging memory.
+int64_t device_reservations();
 
 // The same services as a backend defines them (backend/cuda, or backend/no_cuda, which throws).
 namespace cuda {
@@ -133,6 +135,7 @@ void destroy_event(void* event) noexcept;
 void record_event(DeviceState* state, void* event);
 double elapsed_ms_sync(void* begin, void* end);
 int64_t sync_calls();
+int64_t reservations();
 }  // namespace cuda
 
 }  // namespace biomoe

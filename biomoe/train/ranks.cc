@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "biomoe/config/launch.h"
+#include "biomoe/core/console.h"
 #include "biomoe/core/version.h"
 #include "biomoe/dist/gpus.h"
 #include "biomoe/dist/group_comm.h"
@@ -132,6 +133,8 @@ void settle_device(RunConfig& config, Comm& world, const HostPlace& place) {
     throw user_error("rank {}: device=cuda: {}", first - problems.begin(), *first);
   } else {
     config.device = DeviceChoice::kCpu;
+    if (world.rank() == 0)
+      tell(stdout, "device=auto: on the CPUs, since on rank {} {}\n", first - problems.begin(), *first);
   }
 }
 

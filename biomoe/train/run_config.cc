@@ -88,7 +88,7 @@ Device resolved_device(DeviceChoice choice) {
   if (choice == DeviceChoice::kCpu) return Device::kCpu;
   std::string why;
   if (device_available(Device::kCuda, &why)) return Device::kCuda;
-  if (choice == DeviceChoice::kCuda) throw user_error("device=cuda: {}; set device=cpu", why);
+  if (choice == DeviceChoice::kCuda) throw user_error("device=cuda: {}, or set device=cpu", why);
   return Device::kCpu;
 }
 

@@ -392,6 +392,10 @@ void Trainer::print_head() const {
                                 ? ""
                                 : fmt::format("{} ranks (dp {} x ep {}, {} on this host), each with ",
                                               mesh.world(), mesh.dp, mesh.ep, ranks_->on_host);
+  if (std::string why; config_.device == DeviceChoice::kAuto && model_->limits().device == Device::kCpu &&
+                       !device_available(Device::kCuda, &why)) {
+    tell(stdout, "device=auto: on the CPU, since {}\n", why);
+  }
   tell(stdout, "{} parameters, {} active a token; {}{} threads\n", parameters.num_parameters(),
        parameters.num_active_parameters(), ranks, threads);
   if (config_.fp8_config.enabled) {

@@ -1,5 +1,6 @@
 // Every command: its help, what it refuses on the command line, and the status it returns.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +11,7 @@ namespace biomoe::test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Words = std::vector<std::string>;
@@ -359,17 +361,41 @@ TEST_F(Commands, BenchTimesEveryOperation) {
   EXPECT_THAT(outcome.out, HasSubstr("adamw"));
 }
 
+// Every way of running experts beside the loop over them, and the recipes of 8 bits, emulated on a CPU.
 TEST_F(Commands, BenchShowsExpertModesSideBySideAndSkewsRouting) {
   const Outcome outcome =
       run({"bench",   "moe", "--device",      "cpu", "--layers",  "2",      "--hidden", "16",
            "--ffn",   "16",  "--num-experts", "4",   "--seq",     "16",     "--batch",  "2",
            "--steps", "1",   "--warmup",      "0",   "--routing", "skewed", "--json",   path("moe.json")});
   EXPECT_EQ(outcome.status, 0) << outcome.err;
-  const auto rows = nlohmann::json::parse(read_file(path("moe.json")))["rows"];
-  ASSERT_EQ(rows.size(), 3u);
-  for (const auto& row : rows) {
-    EXPECT_THAT(outcome.out, ::testing::HasSubstr(row["expert_ffn_mode"].get<std::string>()));
+  const auto result = nlohmann::json::parse(read_file(path("moe.json")));
+  const std::vector<std::pair<std::string, std::string>> want{
+      {"loop", "fp32"},
+      {"grouped_linear", "fp32"},
+      {"fused_grouped_mlp", "fp32"},
+      {"fused_grouped_mlp", "Float8BlockScaling emulated"},
+      {"fused_grouped_mlp", "MXFP8BlockScaling emulated"}};
+  ASSERT_EQ(result["rows"].size(), want.size()) << outcome.out;
+  double best = INFINITY;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const auto& row = result["rows"][i];
+    const auto& [mode, precision] = want[i];
+    EXPECT_EQ(row["expert_ffn_mode"], mode);
+    EXPECT_EQ(row["precision"], precision);
     EXPECT_EQ(row["largest_expert_share"], 0.5);
+    const double ms = row["step_ms"].get<double>(), loop_ms = result["rows"][0]["step_ms"].get<double>();
+    EXPECT_THAT(outcome.out,
+                ContainsRegex(mode + " +" + precision + " .*" + fmt::format("{:.2f}x", loop_ms / ms)));
+    if (precision == "fp32") {
+      best = std::min(best, ms);
+      continue;
+    }
+    const double cost = ms / best - 1.0;
+    EXPECT_NEAR(result["recipe_costs"][precision].get<double>(), cost, 1e-9);
+    EXPECT_THAT(outcome.out, HasSubstr(fmt::format("{} {} {:.1f} % of a step", precision,
+                                                   cost > 0 ? "costs" : "saves", 100.0 * std::abs(cost))));
+    const std::string advice = "leave fp8_config.enabled=false";
+    EXPECT_THAT(outcome.out, ContainsRegex(precision + (cost > 0 ? ".*" + advice : "[^\n]*tokens\n")));
   }
 }
 

@@ -39,6 +39,19 @@ TEST(Trainer, TheSameSeedGivesTheSameRunBitForBit) {
   EXPECT_FALSE(tensor_files(a, 7) == tensor_files(c, 7));
 }
 
+TEST(Trainer, SaysWhyDeviceAutoIsTheCpu) {
+  const TempFolder chosen_folder, auto_folder;
+  RunConfig chosen = tiny_run(chosen_folder), automatic = tiny_run(auto_folder);
+  chosen.num_train_steps = automatic.num_train_steps = 1;
+  automatic.device = DeviceChoice::kAuto;
+  EXPECT_EQ(train(chosen).output.find("device=auto"), std::string::npos);
+  std::string why;
+  if (device_available(Device::kCuda, &why)) GTEST_SKIP() << "there is a GPU";
+  ASSERT_FALSE(why.empty());
+  EXPECT_NE(train(automatic).output.find("\ndevice=auto: on the CPU, since " + why + "\n"),
+            std::string::npos);
+}
+
 TEST(Trainer, TheOrderOfBatchesDoesNotDependOnLoaderThreads) {
   const TempFolder reference_folder;
   RunConfig reference = tiny_run(reference_folder);

@@ -6,10 +6,10 @@
 namespace biomoe::cuda {
 namespace {
 
-constexpr const char* kMissing = "this biomoe was built without CUDA";
+constexpr const char* kMissing = "this biomoe was built without CUDA; build it with BIOMOE_CUDA=ON";
 
 Error no_cuda(const char* what) {
-  return user_error("{}: {}; set device=cpu", what, kMissing);
+  return user_error("{}: {}, or set device=cpu", what, kMissing);
 }
 
 }  // namespace
@@ -84,6 +84,10 @@ void destroy_recording(void*) noexcept {}
 void destroy_event(void*) noexcept {}
 
 int64_t sync_calls() {
+  return 0;
+}
+
+int64_t reservations() {
   return 0;
 }
 
