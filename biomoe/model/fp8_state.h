@@ -29,6 +29,7 @@ struct Fp8StateShape {
   Device device = Device::kCpu;
   ExpertFfnMode mode = ExpertFfnMode::kGroupedLinear;
   ExpertSplit split{};
+  int64_t ep_rank = 0;  // which of the split's ranks this is
 };
 
 class Fp8State {
@@ -46,11 +47,14 @@ class Fp8State {
   const std::string& describe() const { return description_; }
 
   // DelayedScaling: amax of a step are gathered from start_step on; finish_step makes the next step's scales.
+  // Between ranks, each of which holds the scales of all experts, share_amax comes before it.
   void start_step(Context& ctx);
+  void share_amax(Context& ctx, Comm& world);
   void finish_step(Context& ctx);
   bool delayed() const { return static_cast<bool>(memory_.scales_N); }
-  TensorView amax_HN() const { return memory_.amax_HN; }    // on the device, as the next
-  TensorView scales_N() const { return memory_.scales_N; }  // N: layers x products x operands x groups
+  TensorView amax_HN() const { return memory_.amax_HN; }  // on the device, as the next
+  // N: layers x products x operands x groups; the experts' groups are those of all ranks.
+  TensorView scales_N() const { return memory_.scales_N; }
 
  private:
   using BlockCodes = std::array<LayerCodes, 4>;  // qkv, out, gate_up, down
@@ -67,7 +71,8 @@ class Fp8State {
   Fp8Config config_;
   std::string description_;
   std::vector<bool> quantized_layers_;
-  int64_t experts_ = 0;
+  int64_t experts_ = 0;                // of the model
+  int64_t first_held_ = 0, held_ = 0;  // of them, on this rank
   Arena arena_;
   Memory memory_;
 };

@@ -372,6 +372,10 @@ void Model::share_losses(Comm& world) {
   world.all_reduce(ctx_, loss_sums_3_, ReduceOp::kSum, "the loss");
 }
 
+void Model::share_amax(Comm& world) {
+  fp8_state_.share_amax(ctx_, world);
+}
+
 void Model::compute_balance_loss(double balance_coef) {
   balance_loss(ctx_, {.counts_LE = routing_.counts_LE,
                       .prob_sums_LE = routing_.prob_sums_LE,

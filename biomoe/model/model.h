@@ -151,6 +151,7 @@ class Model {
   // batch.
   void share_routing(Comm& world, int64_t tokens);
   void share_losses(Comm& world);
+  void share_amax(Comm& world);  // before finish_step
 
   // A replayed step routed so many tokens.
   void set_routed_tokens(int64_t tokens) { routing_.tokens = tokens; }

@@ -28,7 +28,8 @@ Fp8StateShape fp8_shape(const ModelLimits& limits, const ComputeTypes& types) {
           .training = limits.training,
           .device = limits.device,
           .mode = limits.expert_ffn_mode,
-          .split = expert_split(limits)};
+          .split = expert_split(limits),
+          .ep_rank = limits.place.ep_rank};
 }
 
 void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, const ModelLimits& limits,

@@ -53,6 +53,13 @@ void ModelImage::add_fp8_state() {
     std::fill_n(scales_N_.f32(), scales_N_.num_elements(), 1.0f);
   }
   groups_.push_back({kFp8Group, {{"amax_history", amax_HN_}, {"scales", scales_N_}}});
+  owned_groups_.push_back(groups_.back());
+  if (!mesh_ || mesh_->rank() == 0) return;
+  // All ranks hold the same, and the first saves it.
+  for (NamedTensor& tensor : owned_groups_.back().tensors) {
+    tensor.part = TensorPart{tensor.view.shape, 0};
+    tensor.view = TensorView(tensor.view.data, tensor.view.dtype, Shape{0});
+  }
 }
 
 // Parameters as the model reads them, or moments in the same places; of the experts only those held here.

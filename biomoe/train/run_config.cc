@@ -135,13 +135,6 @@ void require_head_width(const ModelConfig& model, Device device) {
 }
 
 void require_supported_over_ranks(const RunConfig& config, const MeshSize& mesh) {
-  if (mesh.world() > 1 && config.fp8_config.enabled &&
-      config.fp8_config.fp8_recipe == Fp8Recipe::kDelayedScaling) {
-    throw user_error(
-        "{} ranks train without DelayedScaling in this version, whose scales are of all ranks' values; "
-        "choose another fp8_config.fp8_recipe",
-        mesh.world());
-  }
   if (!config.init_from.empty() && mesh.ep > 1) {
     throw user_error(
         "init_from is for runs with parallelism.ep_size=1; make a checkpoint of it first, from which any "

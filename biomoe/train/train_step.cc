@@ -96,7 +96,10 @@ void StepRunner::enqueue(std::span<const DeviceBatch* const> batches, double max
     accumulate = true;
   }
   if (several && !count_ahead) share_routing();
-  if (mesh_) model_.share_losses(mesh_->world());
+  if (mesh_) {
+    model_.share_losses(mesh_->world());
+    model_.share_amax(mesh_->world());
+  }
   model_.finish_step(config.router_aux_loss_coef);
   update(max_grad_norm);
 }
