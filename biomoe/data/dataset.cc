@@ -262,11 +262,14 @@ void require_targets(const Dataset& dataset, const DataConfig& config) {
   options.num_workers = 0;
   Loader loader(dataset.train, dataset.vocabulary, options);
   Batch batch;
+  const int32_t eos = dataset.vocabulary.special().eos.value_or(-1);
   while (loader.next(batch)) {
-    if (batch.valid_targets > 0) return;
+    for (size_t i = 0; i < batch.targets.size(); ++i) {
+      if (batch.loss_weights[i] != 0 && batch.targets[i] != eos) return;
+    }
   }
   throw user_error(
-      "{}: no token counts in the loss: each is masked (dataset.mask_degenerate_bases, "
+      "{}: no token of a sequence counts in the loss: each is masked (dataset.mask_degenerate_bases, "
       "dataset.soft_masked_weight) "
       "or has none before it (records of one base without dataset.add_bos and add_eos); there is nothing to "
       "learn",

@@ -47,13 +47,13 @@ std::string percent(int64_t part, int64_t whole) {
 std::string soft_masked_fate(const DataConfig& policies) {
   switch (policies.soft_masked) {
     case SoftMaskedPolicy::kUpper:
-      return "read as upper case (soft_masked=upper)";
+      return "read as upper case (dataset.soft_masked=upper)";
     case SoftMaskedPolicy::kKeep:
-      return "keep their own tokens (soft_masked=keep)";
+      return "keep their own tokens (dataset.soft_masked=keep)";
     case SoftMaskedPolicy::kWeight:
       break;
   }
-  return fmt::format("loss weight {} (soft_masked=weight)", policies.soft_masked_weight);
+  return fmt::format("loss weight {} (dataset.soft_masked=weight)", policies.soft_masked_weight);
 }
 
 void add_records(const json& records, std::string& out) {
@@ -99,14 +99,16 @@ std::string render_inspection(const std::string& path, const json& inspection, c
   out += "symbols:";
   for (const auto& [symbol, count] : inspection.at("symbols").items())
     out += fmt::format(" {}={}", symbol, count.get<int64_t>());
-  out += fmt::format("\ndegenerate:  {}, {}\n", percent(inspection.at("degenerate").get<int64_t>(), bases),
-                     policies.mask_degenerate_bases ? "masked from the loss (mask_degenerate_bases=true)"
-                                                    : "learned (mask_degenerate_bases=false)");
+  out +=
+      fmt::format("\ndegenerate:  {}, {}\n", percent(inspection.at("degenerate").get<int64_t>(), bases),
+                  policies.mask_degenerate_bases ? "masked from the loss (dataset.mask_degenerate_bases=true)"
+                                                 : "learned (dataset.mask_degenerate_bases=false)");
   out += fmt::format("soft-masked: {}, {}\n", percent(inspection.at("soft_masked").get<int64_t>(), bases),
                      soft_masked_fate(policies));
   if (policies.n_runs == NRunPolicy::kSplit)
-    out += fmt::format("runs of N:   of {} or more, left out, the record split there (n_runs=split)\n",
-                       policies.n_run_length);
+    out +=
+        fmt::format("runs of N:   of {} or more, left out, the record split there (dataset.n_runs=split)\n",
+                    policies.n_run_length);
   if (inspection.contains("vocabulary"))
     out += fmt::format("unknown:     {}, to the vocabulary {}\n",
                        percent(inspection.at("unknown").get<int64_t>(), bases),

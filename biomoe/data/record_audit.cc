@@ -116,7 +116,7 @@ std::vector<std::string> RecordAudit::warnings() const {
     if (read_as_protein && kind == kNotNucleotide) continue;
     if (looks_like_protein() && kind == kNotNucleotide) {
       out.push_back(
-          fmt::format("protein, by its letters ({}): {}; read it with tokenizer_name_or_path=protein",
+          fmt::format("protein, by its letters ({}): {}; read it with dataset.tokenizer_name_or_path=protein",
                       warnings.total == 1 ? "1 record" : fmt::format("{} records", warnings.total),
                       symbol_list(symbols_, kIsNotNucleotide)));
       continue;

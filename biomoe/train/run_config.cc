@@ -124,14 +124,18 @@ ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, co
 
 namespace {
 
-void require_head_width(const ModelConfig& model, Device device) {
+void require_head_width(const ModelConfig& model, Device device, bool portable_kernels) {
   const int64_t width = model.key_width();
-  if (device == Device::kCpu || (width % cuda::kHeadWidthStep == 0 && width <= cuda::kWidestHead)) return;
+  const bool tuned = target_capability(device) == kTunedCapability && !portable_kernels;
+  const int64_t widest = tuned ? cuda::kWidestHead : cuda::kWidestTrainedElsewhere;
+  if (device == Device::kCpu || (width % cuda::kHeadWidthStep == 0 && width <= widest)) return;
   throw user_error(
-      "heads are {} wide; attention with device=cuda takes multiples of {} up to {}: set "
-      "config_kwargs.head_dim, or "
-      "device=cpu",
-      width, cuda::kHeadWidthStep, cuda::kWidestHead);
+      "heads are {} wide; training with device=cuda takes multiples of {} up to {}{}: set "
+      "config_kwargs.head_dim, or device=cpu",
+      width, cuda::kHeadWidthStep, widest,
+      tuned              ? ""
+      : portable_kernels ? " with portable_kernels"
+                         : " on this GPU");
 }
 
 void require_supported_over_ranks(const RunConfig& config, const MeshSize& mesh) {
@@ -147,7 +151,10 @@ void require_supported_over_ranks(const RunConfig& config, const MeshSize& mesh)
 
 void require_supported(const RunConfig& config, Device device, const MeshSize& mesh) {
   require_supported_over_ranks(config, mesh);
-  require_head_width(config.model, device);
+  require_head_width(config.model, device, config.portable_kernels);
+  if (config.sanity_check && config.num_train_steps < 2) {
+    throw user_error("sanity_check=true compares the first loss with the last; set num_train_steps above 1");
+  }
   if (device == Device::kCpu && config.optimizer_states != OptimizerStates::kFp32) {
     throw user_error("optimizer_states={} needs device=cuda: on the CPU all states are fp32",
                      kOptimizerStatesNames[static_cast<size_t>(config.optimizer_states)]);
@@ -180,8 +187,11 @@ void resolve_model(RunConfig& config, const Vocabulary& vocabulary) {
   ModelConfig& model = config.model;
   if (model.vocab_size == 0) model.vocab_size = vocabulary.size();
   if (model.vocab_size < vocabulary.size()) {
-    throw user_error("config_kwargs.vocab_size={} is below the {} entries of the vocabulary {}",
-                     model.vocab_size, vocabulary.size(), vocabulary.name());
+    throw user_error(
+        "config_kwargs.vocab_size={} is below the {} entries of the vocabulary {}; set it to 0 for as many "
+        "as "
+        "the vocabulary has, or choose another dataset.tokenizer_name_or_path",
+        model.vocab_size, vocabulary.size(), vocabulary.name());
   }
   model.validate();
   if (config.dataset.max_seq_length > model.max_position_embeddings) {

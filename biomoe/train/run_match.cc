@@ -161,7 +161,13 @@ std::string check_continuation(const TrainingState& state, const std::string& or
         "or would be trained on; use the same data and validation_fraction, or another run_dir",
         origin, before.dataset.validation_fraction, config.dataset.validation_fraction);
   }
-  const std::string differences = training_differences(before, config);
+  std::string differences = training_differences(before, config);
+  if (before.num_train_steps != config.num_train_steps && config.schedule.num_decay_steps == 0) {
+    differences += fmt::format(
+        "{}num_train_steps={} (now {}, over which the learning rate decays anew: lr_scheduler_kwargs."
+        "num_decay_steps=0)",
+        differences.empty() ? "" : ", ", before.num_train_steps, config.num_train_steps);
+  }
   return differences.empty() ? "" : fmt::format("{}: trained with {}", origin, differences);
 }
 

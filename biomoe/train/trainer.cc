@@ -255,9 +255,26 @@ double Trainer::over_ranks(double value) const {
   return all_reduce_value(ranks_->mesh.world(), value, ReduceOp::kSum, "the figures of the step");
 }
 
+// An update from finite gradients can still leave the range of fp32, and the next step's loss would tell: too
+// late for the checkpoints that a save prunes.
+void Trainer::require_finite_weights() const {
+  std::string place = image_->first_nonfinite();
+  if (!ranks_->mesh.alone()) {
+    for (const std::string& found : all_gather_text(ranks_->mesh.world(), place, "the check of the weights"))
+      if (place.empty()) place = found;
+  }
+  if (place.empty()) return;
+  throw failure(
+      "step {}: the update left {} with values that are not finite; this step is not saved, and the "
+      "checkpoint "
+      "before it stands. Lower adamw_kwargs.lr or weight_decay",
+      step_, place);
+}
+
 void Trainer::save() {
   if (saved_step_ == step_) return;
   image_->download_sync();
+  require_finite_weights();
   if (!ranks_->mesh.alone()) {
     save_from_ranks(*store_, ranks_->mesh.world(), step_, image_->owned_groups(), state());
   } else if (saver_) {
@@ -298,8 +315,10 @@ void Trainer::train_one_step(RunLog* log) {
   const double step_end = now_seconds();
   ++step_;
   tokens_seen_ += result.tokens;
-  loss_ = result.loss;
-  if (!first_loss_) first_loss_ = loss_;
+  if (result.targets > 0) {  // otherwise nothing was predicted
+    loss_ = result.loss;
+    if (!first_loss_) first_loss_ = loss_;
+  }
   StepRecord record{.step = step_,
                     .tokens = tokens_seen_,
                     .lr = lr,
@@ -344,6 +363,12 @@ TrainSummary Trainer::run() {
   if (ranks_->first()) {
     prepare_folder();
     print_head();
+    const int64_t every = config_.checkpoint.save_every_n_steps;
+    if (!config_.checkpoint.save_final_model &&
+        (every == 0 || config_.num_train_steps / every == step_ / every))
+      note(
+          "nothing will be saved: checkpoint.save_final_model=false, and no step is one of "
+          "checkpoint.save_every_n_steps");
   }
   const bool alone = ranks_->mesh.alone();
   if (alone && config_.checkpoint.async_save && config_.checkpoint.save_every_n_steps > 0) {

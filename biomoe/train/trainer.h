@@ -66,6 +66,7 @@ class Trainer {
   MaskCounts mask_counts() const;  // since the start of training, of all ranks
   double over_ranks(double value) const;
   std::string latest_good() const;
+  void require_finite_weights() const;
   void save();
   nlohmann::json state() const;
   Evaluation validate(int64_t max_batches);
@@ -88,8 +89,8 @@ class Trainer {
   int64_t step_ = 0;  // steps done
   int64_t tokens_seen_ = 0;
   int64_t saved_step_ = -1;
-  double loss_ = 0;                   // of the last step done
-  std::optional<double> first_loss_;  // of the first step of the run
+  double loss_ = 0;                   // of the last step that predicted something
+  std::optional<double> first_loss_;  // of the first one of the run
   MaskCounts masked_before_;          // of the run that this one resumes
   double started_seconds_ = 0;
   std::optional<double> first_step_seconds_;  // from the start of the process

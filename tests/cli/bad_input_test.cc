@@ -161,7 +161,7 @@ TEST_F(BadInput, FilesThatHoldNoSequences) {
   }
   refuses({"dataset.path=" + write("masked.fa", ">a\nNNNN\n"), "dataset.add_eos=false",
            "dataset.validation_fraction=0"},
-          {"masked.fa: no token counts in the loss", "dataset.mask_degenerate_bases"});
+          {"masked.fa: no token of a sequence counts in the loss", "dataset.mask_degenerate_bases"});
   refuses({"dataset.path=" + path("folder") + "/*.fa"}, {"matches no file"});
   refuses({"dataset.path=[]"}, {"dataset.path"});
 }

@@ -85,6 +85,13 @@ TEST_F(Commands, KeysWithoutEffectAreNamed) {
   }
 }
 
+TEST_F(Commands, ARunThatSavesNothingSaysSo) {
+  const Words late{"checkpoint.save_final_model=false", "checkpoint.save_every_n_steps=5"};
+  EXPECT_THAT(train("none", late + Words{"num_train_steps=3"}).err, HasSubstr("nothing will be saved"));
+  EXPECT_THAT(train("some", late + Words{"num_train_steps=5"}).err,
+              ::testing::Not(HasSubstr("nothing will be saved")));
+}
+
 TEST_F(Commands, ARunTellsWhereTheSizeOfItsVocabularyComesFrom) {
   const auto line_of = [&](const std::string& run_folder, const Words& overrides) {
     EXPECT_EQ(train(run_folder, overrides + Words{"num_train_steps=1"}).status, 0);

@@ -107,6 +107,9 @@ TEST_F(Plan, RefusesWhatTheRunWouldRefuse) {
   refuses({"device=cuda", wide, "fp8_config.enabled=true", "fp8_config.fp8_recipe=Float8CurrentScaling",
            "fp8_config.fp8_recipe_kwargs.power_2_scale=false"},
           {"power_2_scale=false"});
+  refuses({"device=cuda", "config_kwargs.head_dim=256", "portable_kernels=true", "expert_ffn_mode=loop"},
+          {"heads are 256 wide", "up to 128 with portable_kernels"});
+  refuses({"sanity_check=true", "num_train_steps=1"}, {"sanity_check=true", "num_train_steps above 1"});
   refuses({"parallelism.ep_size=2", "init_from=elsewhere"}, {"init_from", "checkpoint import elsewhere"});
 }
 

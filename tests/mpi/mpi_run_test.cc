@@ -39,9 +39,10 @@ TEST_F(MpiRun, TheSanityCheckPasses) {
 
 TEST_F(MpiRun, ASanityCheckThatFailsSaysWhy) {
   const std::string source = BIOMOE_SOURCE_DIR;
-  const Outcome outcome = run_ranks(
-      2, {"train", "--config", source + "/configs/L0_sanity.yaml", "run_dir=run", "adamw_kwargs.lr=0",
-          "num_train_steps=1", "dataset.path=" + source + "/configs/data/lambda_phage.fa"});
+  const Outcome outcome =
+      run_ranks(2, {"train", "--config", source + "/configs/L0_sanity.yaml", "run_dir=run",
+                    "adamw_kwargs.lr=100", "lr_scheduler_kwargs.num_warmup_steps=0", "num_train_steps=2",
+                    "dataset.path=" + source + "/configs/data/lambda_phage.fa"});
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.out, Not(HasSubstr("PASS")));
   EXPECT_THAT(outcome.err, HasSubstr("biomoe: rank 0: FAIL: the loss did not fall"));

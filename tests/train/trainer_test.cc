@@ -314,6 +314,43 @@ TEST(Trainer, ANonFiniteLossStopsBeforeTheUpdate) {
   }
 }
 
+// Only the next step's loss would tell, and by then a save has put away the checkpoints before it.
+TEST(Trainer, WeightsThatAreNotFiniteAreNotSaved) {
+  const TempFolder folder;
+  RunConfig config = tiny_run(folder);
+  config.checkpoint.max_checkpoints = 1;
+  config.num_train_steps = 2;
+  train(config);
+  const auto files = tensor_files(config, 2);
+  config.num_train_steps = 3;
+  config.adamw.weight_decay = 1e300;
+  EXPECT_THAT(
+      message_of(ErrorKind::kFailure, [&] { train(config); }),
+      AllOf(HasSubstr("step 3: the update left model.embed_tokens.weight with values that are not finite"),
+            HasSubstr("is not saved"), HasSubstr("weight_decay")));
+  EXPECT_THAT(saved_steps(config), ElementsAre(2));
+  EXPECT_TRUE(tensor_files(config, 2) == files);
+}
+
+TEST(Trainer, AStepWithoutTargetsHasNoNats) {
+  const TempFolder folder;
+  RunConfig config = tiny_run(folder);
+  config.dataset.path = {folder.write("half.fa", ">a\n" + std::string(40, 'N') + "\n>b\nACGTACGTACGTACGT\n")};
+  config.dataset.shuffle = false;
+  config.dataset.add_eos = false;
+  config.dataset.n_runs = NRunPolicy::kKeep;
+  config.dataset.max_seq_length = 8;
+  config.dataset.token_micro_batch_size = 8;
+  config.grad_acc_steps = 1;
+  config.num_train_steps = 3;
+  config.logger.frequency = 1;
+  train(config);
+  const auto lines = metrics(config);
+  ASSERT_GE(lines.size(), 3u);
+  EXPECT_EQ(lines[0]["targets"], 0);
+  EXPECT_TRUE(lines[0]["nats_per_base"].is_null()) << lines[0];
+}
+
 TEST(Trainer, ValidationInTheLoopIsThatOfEvaluateWithoutAuxiliaryLosses) {
   const TempFolder folder;
   RunConfig config = tiny_run(folder);

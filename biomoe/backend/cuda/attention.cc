@@ -41,7 +41,7 @@ void check_supported(const AttentionShape& shape, const TensorView& q, int64_t w
 }
 
 int64_t widest_of_cudnn(const Context& ctx) {
-  return ctx.state->compute_capability / 10 == 9 ? kWidestHead : 128;
+  return ctx.state->compute_capability / 10 == 9 ? kWidestHead : kWidestTrainedElsewhere;
 }
 
 // Only Hopper's kernels for sums in a fixed order keep the score gradients in memory.

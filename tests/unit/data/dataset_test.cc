@@ -138,7 +138,7 @@ TEST(Dataset, SaysThatNothingCountsInTheLoss) {
   config.add_eos = false;
   const Dataset masked = open_dataset(config);
   const std::string message = error_of([&] { require_targets(masked, config); });
-  EXPECT_TRUE(contains(message, "n.fa: no token counts in the loss")) << message;
+  EXPECT_TRUE(contains(message, "n.fa: no token of a sequence counts in the loss")) << message;
   EXPECT_TRUE(contains(message, "dataset.mask_degenerate_bases")) << message;
   config.mask_degenerate_bases = false;
   EXPECT_EQ(error_of([&] { require_targets(masked, config); }), "");
