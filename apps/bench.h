@@ -62,7 +62,8 @@ void fill_random(Context& ctx, const TensorView& view, double scale);
 nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks = {});
 
 // Whole steps with each expert_ffn_mode that the device has, and the best of them in 8 bits and in a fixed
-// order of sums; says where 8 bits are slower; prints the table.
+// order of sums; says where 8 bits are slower; prints the table, with a line for each row that is refused.
+// Throws the user_error of the first row when all are.
 nlohmann::json bench_moe(BenchOptions options);
 
 // The experts' products at the options' sizes, in BF16 and of E4M3 codes, and the quantisation of their

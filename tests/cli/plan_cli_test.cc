@@ -211,5 +211,18 @@ TEST_F(Plan, OperationsAreTimedOnlyWhereTheyFit) {
           {"the run needs about ", "choose smaller sizes"});
 }
 
+TEST_F(Plan, SideBySideOneLineSaysWhyNothingFits) {
+  const auto refuses = [&](const std::vector<std::string>& sizes, const std::vector<std::string>& parts) {
+    SCOPED_TRACE(::testing::PrintToString(sizes));
+    std::vector<std::string> arguments{"bench", "moe", "--device", "cpu", "--json", path("moe.json")};
+    arguments.insert(arguments.end(), sizes.begin(), sizes.end());
+    expect_error(run(arguments), 2, parts);
+    EXPECT_FALSE(std::filesystem::exists(path("moe.json")));
+  };
+  refuses({"--num-experts", "2147483647"}, {"num_local_experts=2147483647 is outside"});
+  refuses({"--hidden", "65536", "--ffn", "262144", "--num-experts", "64"},
+          {"the run needs ", "choose a smaller model"});
+}
+
 }  // namespace
 }  // namespace biomoe::test
