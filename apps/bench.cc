@@ -90,6 +90,17 @@ nlohmann::json bench_header(const BenchOptions& options, const char* what) {
           {"batch", options.batch}};
 }
 
+MemoryRemedies bench_remedies() {
+  return {.sizes = "smaller sizes",
+          .model = "a smaller model (--layers, --hidden, --ffn, --num-experts)",
+          .states = "--optimizer-states bf16",
+          .masters = "--optimizer-store-param-remainders true, or --optimizer-states bf16",
+          .activations = "a smaller --batch or --seq",
+          .scratch = "a smaller --seq or --threads",
+          .batches = "a smaller --batch or --seq",
+          .threads = "a smaller --threads"};
+}
+
 double median_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];

@@ -14,6 +14,7 @@
 #include "biomoe/moe/moe_layer.h"
 #include "biomoe/optim/optim_config.h"
 #include "biomoe/quant/recipe.h"
+#include "biomoe/train/memory_plan.h"
 #include "biomoe/train/ranks.h"
 #include "biomoe/train/run_config.h"
 
@@ -47,6 +48,9 @@ Batch random_batch(const BenchOptions& options, int64_t rank = 0);
 // Version, device, threads and sizes: the head of every report.
 nlohmann::json bench_header(const BenchOptions& options, const char* what);
 
+// What makes the memory smaller, in the options of these commands.
+MemoryRemedies bench_remedies();
+
 double median_of(std::vector<double> values);
 
 // Fills fp32 or bf16 memory of the device with normal numbers times `scale`, the same few millions again and
@@ -58,14 +62,16 @@ void fill_random(Context& ctx, const TensorView& view, double scale);
 nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks = {});
 
 // Whole steps with each expert_ffn_mode that the device has, and the best of them in 8 bits and in a fixed
-// order of sums; says where 8 bits are slower; prints the table.
+// order of sums; says where 8 bits are slower; prints the table, with a line for each row that is refused.
+// Throws the user_error of the first row when all are.
 nlohmann::json bench_moe(BenchOptions options);
 
 // The experts' products at the options' sizes, in BF16 and of E4M3 codes, and the quantisation of their
 // operands; on a GPU that has both. Prints the table.
 nlohmann::json bench_expert_products(const BenchOptions& options);
 
-// Every operation of the model alone, beside two measured ceilings of the machine; prints the table.
+// Every operation of the model alone, beside two measured ceilings of the machine; prints the table. Throws
+// user_error, before anything is reserved, where the memory is too little.
 nlohmann::json bench_ops(const BenchOptions& options);
 
 }  // namespace biomoe::apps

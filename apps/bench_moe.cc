@@ -26,14 +26,10 @@ std::string precision_of(const BenchOptions& options, const nlohmann::json& row)
                      native ? "native" : "emulated");
 }
 
-// Rows as they are measured, each printed with its speed over that of the loop over experts.
+// Rows as they are measured, each printed with its speed over that of the loop over experts. Nothing is
+// printed before there is a row.
 class Table {
  public:
-  Table() {
-    fmt::print(kRow, "expert_ffn_mode", "precision", "deterministic", "ms/step", "over loop", "tokens/s",
-               "TFLOP/s");
-  }
-
   // A choice that the device or the sizes have nothing for is a line that says so; gives the row's number
   // otherwise.
   std::optional<size_t> measure(BenchOptions options, ExpertFfnChoice mode) {
@@ -44,8 +40,15 @@ class Table {
       row = bench_step(options);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kUser) throw;
-      fmt::print("{:<20} {}\n", name, error.what());
+      if (!first_refusal_) first_refusal_ = error;
+      refused_ += fmt::format("{:<20} {}\n", name, error.what());
+      if (!rows.empty()) print_refused();
       return std::nullopt;
+    }
+    if (rows.empty()) {
+      fmt::print(kRow, "expert_ffn_mode", "precision", "deterministic", "ms/step", "over loop", "tokens/s",
+                 "TFLOP/s");
+      print_refused();
     }
     row["precision"] = precision_of(options, row);
     if (text_of(row, "expert_ffn_mode") == kExpertFfnModeNames[0] && !loop_ms_) loop_ms_ = ms_of(row);
@@ -58,10 +61,21 @@ class Table {
     return rows.size() - 1;
   }
 
+  void require_rows() const {
+    if (rows.empty()) throw *first_refusal_;
+  }
+
   nlohmann::json rows = nlohmann::json::array();
 
  private:
+  void print_refused() {
+    fmt::print("{}", refused_);
+    refused_.clear();
+  }
+
   std::optional<double> loop_ms_;
+  std::optional<Error> first_refusal_;
+  std::string refused_;  // lines that are not printed yet
 };
 
 // Says of each recipe what it gains or costs beside the fastest row without one, at these sizes.
@@ -116,6 +130,7 @@ nlohmann::json bench_moe(BenchOptions options) {
       }
     }
   }
+  table.require_rows();
   result["recipe_costs"] = compare_recipes(options, table, wide, coded);
   result["rows"] = table.rows;
   if (options.device == Device::kCuda && device_info(options.device).compute_capability == 90 &&

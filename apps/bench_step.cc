@@ -71,17 +71,6 @@ void skew_routing(Model& model, Optimizer& optimizer) {
   model.weights_changed();
 }
 
-MemoryRemedies remedies() {
-  return {.sizes = "smaller sizes",
-          .model = "a smaller model (--layers, --hidden, --ffn, --num-experts)",
-          .states = "--optimizer-states bf16",
-          .masters = "--optimizer-store-param-remainders true, or --optimizer-states bf16",
-          .activations = "a smaller --batch or --seq",
-          .scratch = "a smaller --seq or --threads",
-          .batches = "a smaller --batch or --seq",
-          .threads = "a smaller --threads"};
-}
-
 // Milliseconds of a step in which operations wait for communication: the median of a few that are not
 // recorded.
 double communication_of_step(Model& model, Optimizer& optimizer, const Mesh& mesh, const Batch& batch) {
@@ -129,7 +118,7 @@ nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks) {
   join_ranks(mesh, options.dispatcher, limits);
   OptimizerOptions states = optimizer_options(config, options.device);
   if (!mesh.alone()) states.world = &mesh.world();
-  const RunMemory memory = plan_step_memory(options.model, limits, states, remedies());
+  const RunMemory memory = plan_step_memory(options.model, limits, states, bench_remedies());
   require_memory_here(memory, ranks.on_host);
   const Batch batch = random_batch(options, mesh.rank());
   Model model(options.model, limits);

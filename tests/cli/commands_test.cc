@@ -293,13 +293,13 @@ TEST_F(Commands, AConfigurationIsPrintedWithItsOrigins) {
 
 TEST_F(Commands, OutputThatCannotBeWrittenIsAFailure) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
-  Command command_ = command({"config", "--reference"});
-  command_.out_path = "/dev/full";
-  const Outcome outcome = Child(command_).wait();
-  EXPECT_EQ(outcome.status, 1);
-  EXPECT_THAT(outcome.err, StartsWith("biomoe: "));
-  command_.arguments = {"--help"};
-  EXPECT_EQ(Child(command_).wait().status, 1);
+  // More and less than a buffer of the C library holds, and what the parser prints by itself.
+  for (const Words& words : {Words{"config", "--reference"}, Words{"info"}, Words{"--help"}}) {
+    SCOPED_TRACE(words.front());
+    Command made = command(words);
+    made.out_path = "/dev/full";
+    expect_error(Child(made).wait(), 1, {"biomoe: standard output could not be written; look at the disk"});
+  }
 }
 
 TEST_F(Commands, AMessageThatCannotBeWrittenIsLostAndNothingElse) {

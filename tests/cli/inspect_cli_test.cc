@@ -3,6 +3,7 @@
 
 #include "biomoe/core/file.h"
 #include "tests/cli/cli_test_util.h"
+#include "tests/fasta_cases.h"
 
 namespace biomoe::test {
 namespace {
@@ -10,16 +11,16 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-constexpr char kCases[] = BIOMOE_TEST_DATA "/data_cases/fasta/";
-
 class InspectCommand : public CliTest {};
 
 TEST_F(InspectCommand, PrintsWhatEachCaseHoldsOrRefusesIt) {
-  const json cases = json::parse(read_file(std::string(kCases) + "expected.json"));
-  ASSERT_GT(cases.size(), 15u);
+  const std::filesystem::path folder = fasta_cases();
+  const json cases = json::parse(read_file(folder / "expected.json"));
+  ASSERT_FALSE(cases.empty());
   for (const auto& [name, expected] : cases.items()) {
     SCOPED_TRACE(name);
-    const Outcome outcome = run({"data", "inspect", kCases + name, "--json"});
+    const std::string file = (folder / name).string();
+    const Outcome outcome = run({"data", "inspect", file, "--json"});
     if (expected.value("error", false)) {
       expect_error(outcome, 2, {name});
       continue;
@@ -35,13 +36,13 @@ TEST_F(InspectCommand, PrintsWhatEachCaseHoldsOrRefusesIt) {
       EXPECT_THAT(got["warnings"].dump(), HasSubstr(record.get<std::string>()));
     }
     EXPECT_EQ(got["warnings"].empty(), !expected.contains("warns")) << got["warnings"];
-    EXPECT_EQ(run({"data", "inspect", kCases + name}).status, 0);
+    EXPECT_EQ(run({"data", "inspect", file}).status, 0);
   }
 }
 
 TEST_F(InspectCommand, SeveralFilesAreKeptApart) {
   const Outcome outcome =
-      run({"data", "inspect", path("genome.fa"), std::string(kCases) + "rna.fa", "--json"});
+      run({"data", "inspect", path("genome.fa"), BIOMOE_TEST_DATA "/data_cases/fasta/rna.fa", "--json"});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const json got = json::parse(outcome.out);
   EXPECT_EQ(got.size(), 2u);

@@ -190,5 +190,42 @@ TEST_F(Plan, StepsAreTimedOnlyWhereTheyFit) {
   expect_error(bench({"--optimizer-states", "bf16"}), 2, {"optimizer_states=bf16 needs device=cuda"});
 }
 
+TEST_F(Plan, OperationsAreTimedOnlyWhereTheyFit) {
+  // Less and more than the arrays of the copy.
+  for (const char* layers : {"1", "16"}) {
+    const Outcome fits =
+        run({"bench", "ops", "--layers", layers, "--hidden", "256", "--ffn", "512", "--seq", "256",
+             "--threads", "2", "--steps", "1", "--warmup", "0", "--json", path("bench.json")});
+    ASSERT_EQ(fits.status, 0) << fits.err;
+    const auto total = json::parse(read_file(path("bench.json")))["memory_planned_bytes"].get<double>();
+    EXPECT_NEAR(total / static_cast<double>(fits.peak_bytes), 1.0, 0.05) << layers;
+  }
+  const auto refuses = [&](std::vector<std::string> arguments, const std::vector<std::string>& parts) {
+    SCOPED_TRACE(::testing::PrintToString(arguments));
+    arguments.insert(arguments.begin(), {"bench", "ops"});
+    expect_error(run(arguments), 2, parts);
+  };
+  refuses({"--hidden", "200000", "--ffn", "200000"},
+          {"the run needs ", " bytes of memory and ", "program and threads",
+           "most are weights, gradients and moments: choose a smaller model (--layers"});
+  refuses({"--batch", "4000000"}, {"most are other operands", "--batch or --seq"});
+  refuses({"--seq", "100000000", "--batch", "1", "--threads", "1"}, {"the run needs ", "--seq"});
+  refuses({"--hidden", "1048576", "--ffn", "1048576", "--num-experts", "4096", "--layers", "4096"},
+          {"the run needs about ", "choose smaller sizes"});
+}
+
+TEST_F(Plan, SideBySideOneLineSaysWhyNothingFits) {
+  const auto refuses = [&](const std::vector<std::string>& sizes, const std::vector<std::string>& parts) {
+    SCOPED_TRACE(::testing::PrintToString(sizes));
+    std::vector<std::string> arguments{"bench", "moe", "--device", "cpu", "--json", path("moe.json")};
+    arguments.insert(arguments.end(), sizes.begin(), sizes.end());
+    expect_error(run(arguments), 2, parts);
+    EXPECT_FALSE(std::filesystem::exists(path("moe.json")));
+  };
+  refuses({"--num-experts", "2147483647"}, {"num_local_experts=2147483647 is outside"});
+  refuses({"--hidden", "65536", "--ffn", "262144", "--num-experts", "64"},
+          {"the run needs ", "choose a smaller model"});
+}
+
 }  // namespace
 }  // namespace biomoe::test

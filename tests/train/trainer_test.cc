@@ -495,11 +495,23 @@ TEST(Trainer, SummaryAndLogTellWhatTheRunDid) {
   EXPECT_TRUE(summary["version"].is_string());
   EXPECT_GT(summary["seconds"].get<double>(), 0.0);
   EXPECT_GT(summary["first_step_after_seconds"].get<double>(), 0.0);
-  EXPECT_LT(summary["first_step_after_seconds"].get<double>(), 60.0);
   const auto& validation = summary["validation"];
   EXPECT_GT(validation["bases"], 0);
   EXPECT_DOUBLE_EQ(validation["bits_per_base"].get<double>(),
                    validation["nats_per_base"].get<double>() / std::log(2.0));
+}
+
+// The quickest of a few: other work on the machine holds one up more easily than all.
+TEST(Trainer, TheFirstStepOfATinyRunComesWithinTwoSeconds) {
+  double quickest = INFINITY;
+  for (int attempt = 0; attempt < 3 && quickest >= 2.0; ++attempt) {
+    const TempFolder folder;
+    const RunConfig config = tiny_run(folder);
+    train(config);
+    quickest = std::min(quickest, test::summary(config)["first_step_after_seconds"].get<double>());
+  }
+  RecordProperty("first_step_after_seconds", std::to_string(quickest));
+  EXPECT_LT(quickest, 2.0);
 }
 
 }  // namespace
