@@ -93,7 +93,7 @@ class Trainer {
   std::optional<double> first_loss_;  // of the first one of the run
   MaskCounts masked_before_;          // of the run that this one resumes
   double started_seconds_ = 0;
-  std::optional<double> first_step_seconds_;  // from the start of the process
+  std::optional<double> first_step_seconds_;  // from the start of the command
 };
 
 }  // namespace biomoe
