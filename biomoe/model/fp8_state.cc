@@ -83,6 +83,23 @@ QuantizedWeights quantized_weights(const ModelConfig& model, const Fp8StateShape
   return count;
 }
 
+std::string describe_products(const ModelConfig& model, const Fp8StateShape& shape) {
+  const Fp8Config& config = shape.config;
+  if (!config.enabled) return "";
+  const std::string_view type = dtype_name(shape.types.activation);
+  std::string text = fmt::format("{}: ", kFp8RecipeNames[static_cast<size_t>(config.fp8_recipe)]);
+  if (shape.device == Device::kCpu || config.fp8_recipe != Fp8Recipe::kFloat8BlockScaling)
+    return text + fmt::format("emulated exactly, in {}", type);
+  const auto obstacles = native_obstacles(model, shape);
+  for (size_t i = 0; i < kNumProducts; ++i) {
+    text += fmt::format("{}{} {}", i == 0 ? "" : "; ", kProductNames[i],
+                        obstacles[i].empty()
+                            ? "native"
+                            : fmt::format("emulated exactly in {}, since {}", type, obstacles[i]));
+  }
+  return text;
+}
+
 bool passes_codes(const ModelConfig& model, const Fp8StateShape& shape) {
   return shape.config.enabled && shape.mode == ExpertFfnMode::kFusedGroupedMlp &&
          native_obstacles(model, shape)[kDown].empty();
@@ -164,7 +181,7 @@ Fp8State::Fp8State(Context& ctx, const ModelConfig& model, const Fp8StateShape& 
   if (!config.enabled) return;
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer)
     quantized_layers_.push_back(fp8_layer(model, layer));
-  describe(model, shape);
+  description_ = describe_products(model, shape);
   arena_ = Arena(planned_bytes(model, shape), "quantised operands", device_memory(ctx.device));
   memory_ = lay_out(arena_, model, shape);
   if (!delayed()) return;
@@ -207,23 +224,6 @@ BlockQuantizers Fp8State::block(int64_t layer) const {
     }
   }
   return quantizers;
-}
-
-void Fp8State::describe(const ModelConfig& model, const Fp8StateShape& shape) {
-  const std::string_view recipe = kFp8RecipeNames[static_cast<size_t>(config_.fp8_recipe)];
-  const std::string_view type = dtype_name(shape.types.activation);
-  description_ = fmt::format("{}: ", recipe);
-  if (shape.device == Device::kCpu || config_.fp8_recipe != Fp8Recipe::kFloat8BlockScaling) {
-    description_ += fmt::format("emulated exactly, in {}", type);
-    return;
-  }
-  const auto obstacles = native_obstacles(model, shape);
-  for (size_t i = 0; i < kNumProducts; ++i) {
-    description_ += fmt::format("{}{} {}", i == 0 ? "" : "; ", kProductNames[i],
-                                obstacles[i].empty()
-                                    ? "native"
-                                    : fmt::format("emulated exactly in {}, since {}", type, obstacles[i]));
-  }
 }
 
 void Fp8State::start_step(Context& ctx) {

@@ -43,7 +43,7 @@ class Fp8State {
   // returned.
   BlockQuantizers block(int64_t layer) const;
 
-  // How products run, in a line; "" where nothing is quantised.
+  // What describe_products tells.
   const std::string& describe() const { return description_; }
 
   // DelayedScaling: amax of a step are gathered from start_step on; finish_step makes the next step's scales.
@@ -66,7 +66,6 @@ class Fp8State {
   static Memory lay_out(TensorAllocator& allocator, const ModelConfig& model, const Fp8StateShape& shape);
   static void lay_out_codes(TensorAllocator& allocator, const ModelConfig& model, const Fp8StateShape& shape,
                             Memory& memory);
-  void describe(const ModelConfig& model, const Fp8StateShape& shape);
 
   Fp8Config config_;
   std::string description_;
@@ -76,6 +75,9 @@ class Fp8State {
   Arena arena_;
   Memory memory_;
 };
+
+// How products run, in a line; "" where nothing is quantised.
+std::string describe_products(const ModelConfig& model, const Fp8StateShape& shape);
 
 // Whether layer `layer` of the model is trained in 8 bits where fp8_config.enabled.
 bool fp8_layer(const ModelConfig& model, int64_t layer);

@@ -113,6 +113,21 @@ TEST_F(Plan, RefusesWhatTheRunWouldRefuse) {
   refuses({"parallelism.ep_size=2", "init_from=elsewhere"}, {"init_from", "checkpoint import elsewhere"});
 }
 
+TEST_F(Plan, In8BitsItSaysWhichProductsAreNative) {
+  auto arguments = train_arguments(
+      "run", {"device=cuda", "config_kwargs.hidden_size=256", "config_kwargs.intermediate_size=192",
+              "config_kwargs.num_attention_heads=4", "config_kwargs.head_dim=64", "fp8_config.enabled=true",
+              "fp8_config.fp8_recipe=Float8BlockScaling", "parallelism.ep_size=2"});
+  arguments.front() = "plan";
+  const Outcome outcome = run(arguments);
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out,
+              HasSubstr("from attention native; gate and up emulated exactly in BF16, since down "
+                        "cannot be native; down emulated exactly in BF16, since the widths 192 "
+                        "and 256"));
+  EXPECT_THAT(outcome.out, HasSubstr("host of all ranks"));
+}
+
 TEST_F(Plan, WithoutTheFilesItSaysWhatIsNotCounted) {
   auto arguments = train_arguments("run", {"dataset.path=elsewhere.fa"});
   const json plan = planned(arguments);
