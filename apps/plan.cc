@@ -45,7 +45,7 @@ void print_plan(const nlohmann::ordered_json& plan, const RunMemory& memory,
   for (const auto& [card, line] : plan["cards"].items())
     fmt::print("{:<24} {}\n", card + " card", line["text"].get<std::string>());
   if (!missing_data.empty()) fmt::print("without the sequences: {}\n", missing_data);
-  if (plan.contains("fp8")) fmt::print("{}\n", plan["fp8"].get<std::string>());
+  if (const auto fp8 = plan["fp8"].get<std::string>(); !fp8.empty()) fmt::print("{}\n", fp8);
   const auto& time = plan["step_time"];
   fmt::print("step time: at least {:.3g} s: {:.3g} FLOPs at {:.4g} GFLOP/s of {}\n",
              time["seconds"].get<double>(), time["flops"].get<double>(),
@@ -114,32 +114,31 @@ void run(const ConfigOptions& options, const std::string& json_path) {
     cards[fmt::format("{} GB", gb)] = {{"fits", line.fits}, {"text", line.text}};
   }
   const ModelLimits limits = planned_limits(config, true, planned_device(config.device));
-  const ComputeTypes types = compute_types(limits.device, config.model, limits.micro_batches > 1);
-  nlohmann::ordered_json plan = {{"version", kVersion},
-                                 {"device", memory.gpu_rows.empty() ? "cpu" : "cuda"},
-                                 {"mesh", {{"dp", mesh.dp_size}, {"ep", mesh.ep_size}}},
-                                 {"cards", cards},
-                                 {"parameters", parameters.num_parameters()},
-                                 {"active_parameters", parameters.num_active_parameters()},
-                                 {"tokens_per_micro_batch", config.dataset.token_micro_batch_size},
-                                 {"micro_batches", config.grad_acc_steps},
-                                 {"sequences_counted", dataset.has_value()},
-                                 {"bytes", rows},
-                                 {"total_bytes", memory.total()},
-                                 {"gpu_bytes", gpu_rows},
-                                 {"gpu_total_bytes", memory.gpu_total()},
-                                 {"step_time",
-                                  {{"seconds", time.seconds()},
-                                   {"flops", time.flops},
-                                   {"update_seconds", time.update_seconds},
-                                   {"quantize_seconds", time.quantize_seconds},
-                                   {"communication_seconds", time.communication_seconds},
-                                   {"gemm_flops_per_second", time.flops_per_second},
-                                   {"threads", time.num_threads},
-                                   {"basis", time.basis}}},
-                                 {"worlds", step_times_of_worlds(config)}};
-  if (const std::string fp8 = describe_products(config.model, fp8_shape(limits, types)); !fp8.empty())
-    plan["fp8"] = fp8;
+  const nlohmann::ordered_json plan = {
+      {"version", kVersion},
+      {"device", memory.gpu_rows.empty() ? "cpu" : "cuda"},
+      {"mesh", {{"dp", mesh.dp_size}, {"ep", mesh.ep_size}}},
+      {"cards", cards},
+      {"parameters", parameters.num_parameters()},
+      {"active_parameters", parameters.num_active_parameters()},
+      {"tokens_per_micro_batch", config.dataset.token_micro_batch_size},
+      {"micro_batches", config.grad_acc_steps},
+      {"sequences_counted", dataset.has_value()},
+      {"bytes", rows},
+      {"total_bytes", memory.total()},
+      {"gpu_bytes", gpu_rows},
+      {"gpu_total_bytes", memory.gpu_total()},
+      {"step_time",
+       {{"seconds", time.seconds()},
+        {"flops", time.flops},
+        {"update_seconds", time.update_seconds},
+        {"quantize_seconds", time.quantize_seconds},
+        {"communication_seconds", time.communication_seconds},
+        {"gemm_flops_per_second", time.flops_per_second},
+        {"threads", time.num_threads},
+        {"basis", time.basis}}},
+      {"fp8", describe_products(config.model, fp8_shape(config.model, limits))},
+      {"worlds", step_times_of_worlds(config)}};
   print_plan(plan, memory, missing_data);
   if (!json_path.empty()) replace_file(json_path, plan.dump(2) + "\n");
 }

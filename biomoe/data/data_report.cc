@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "biomoe/data/record_audit.h"
+
 namespace biomoe {
 namespace {
 
@@ -12,11 +14,6 @@ constexpr size_t kWarningsShown = 20;
 
 nlohmann::json part_json(const PartReport& part) {
   return {{"bases", part.bases}, {"segments", part.segments}, {"windows", part.windows}};
-}
-
-// "1 record", "2 records"
-std::string counted(int64_t count, std::string_view what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
 std::string part_text(const char* name, const PartReport& part) {

@@ -94,7 +94,7 @@ std::string render_inspection(const std::string& path, const json& inspection, c
   const json& records = inspection.at("records");
   const auto bases = inspection.at("bases").get<int64_t>();
   std::string out =
-      fmt::format("{}: {} record{}, {} bases\n", path, records.size(), records.size() == 1 ? "" : "s", bases);
+      fmt::format("{}: {}, {} bases\n", path, counted(static_cast<int64_t>(records.size()), "record"), bases);
   add_records(records, out);
   out += "symbols:";
   for (const auto& [symbol, count] : inspection.at("symbols").items())

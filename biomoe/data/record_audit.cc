@@ -73,6 +73,10 @@ void RecordAudit::note_name(std::string_view name) {
     warn(kDuplicate, fmt::format("record '{}': the name occurs more than once", shortened(name)));
 }
 
+std::string counted(int64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 void RecordAudit::begin_record(std::string_view name) {
   ++records_;
   in_record_ = {};
@@ -117,8 +121,7 @@ std::vector<std::string> RecordAudit::warnings() const {
     if (looks_like_protein() && kind == kNotNucleotide) {
       out.push_back(
           fmt::format("protein, by its letters ({}): {}; read it with dataset.tokenizer_name_or_path=protein",
-                      warnings.total == 1 ? "1 record" : fmt::format("{} records", warnings.total),
-                      symbol_list(symbols_, kIsNotNucleotide)));
+                      counted(warnings.total, "record"), symbol_list(symbols_, kIsNotNucleotide)));
       continue;
     }
     out.insert(out.end(), warnings.listed.begin(), warnings.listed.end());

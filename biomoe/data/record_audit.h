@@ -19,6 +19,9 @@ int64_t count_all(const SymbolCounts& counts);
 int64_t count_lower_case(const SymbolCounts& counts);  // soft-masked
 int64_t count_degenerate(const SymbolCounts& counts);  // IUPAC codes other than A C G T U, either case
 
+// "1 record", "2 records"
+std::string counted(int64_t count, std::string_view what);
+
 // Warnings of each kind are listed up to `kListedPerKind`; the rest are counted in one line.
 class RecordAudit : public SequenceSink {
  public:

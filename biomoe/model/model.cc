@@ -62,7 +62,7 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
         Arena(host_table_bytes(config, limits), "tables of messages", staging_memory(limits.device));
     split_.host = &host_tables_;
   }
-  fp8_state_ = Fp8State(ctx_, config, fp8_shape(limits, types_));
+  fp8_state_ = Fp8State(ctx_, config, fp8_shape(config, limits));
   set_up_inputs();
   set_up_batches();
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
@@ -445,6 +445,14 @@ bool Model::finite_sync(const TensorView& view) {
   mirror_.pull(ctx_);
   device_wait_sync(ctx_);
   return *mirror_.host(nonfinite_1_).i64() == 0;
+}
+
+std::string Model::first_nonfinite_weight_sync() {
+  if (finite_sync(weights_A_)) return "";
+  for (const ParamSpec& spec : parameters_.specs()) {
+    if (!finite_sync(weight(spec))) return spec.name;
+  }
+  return "";
 }
 
 std::string Model::first_nonfinite_sync() {

@@ -178,6 +178,9 @@ class Model {
   // attention", "layer 3 experts", "final norm"; "layer 3" when that layer is recomputed), or "" when there
   // is none. Training models only. Waits for the device.
   std::string first_nonfinite_sync();
+  // The first parameter, of what this rank holds, with a value that is not finite, or "". Waits for the
+  // device.
+  std::string first_nonfinite_weight_sync();
 
  private:
   void set_up_inputs();

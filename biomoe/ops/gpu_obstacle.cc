@@ -3,22 +3,17 @@
 #include <fmt/format.h>
 
 namespace biomoe {
-namespace {
 
-constexpr int kOldestCapability = 80;
-
-std::string version_text(int version) {
+std::string cuda_version_text(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
-
-}  // namespace
 
 std::string gpu_obstacle(const GpuFindings& found) {
   if (found.driver == 0) return "no NVIDIA driver is installed; install one";
   if (!found.error.empty() && found.driver < found.runtime) {
     return fmt::format(
         "the NVIDIA driver supports CUDA up to {}, and this biomoe needs {}; update the driver",
-        version_text(found.driver), version_text(found.runtime));
+        cuda_version_text(found.driver), cuda_version_text(found.runtime));
   }
   if (!found.error.empty()) {
     return fmt::format("the GPU cannot be used: {}; check it with nvidia-smi", found.error);

@@ -5,14 +5,19 @@
 
 namespace biomoe {
 
-// Versions are CUDA's numbers: 13020 is 13.2.
+inline constexpr int kOldestCapability = 80;  // that biomoe runs on: 10 * major + minor
+
+// "13.2" of CUDA's number 13020.
+std::string cuda_version_text(int version);
+
+// Versions are CUDA's numbers.
 struct GpuFindings {
   int driver = 0;      // newest CUDA that the driver supports; 0: there is no driver
   int runtime = 0;     // CUDA that this program is built with
   std::string error;   // what the runtime said instead of counting GPUs
   int count = 0;       // visible GPUs
-  std::string name;    // of the one that is in use
-  int capability = 0;  // its compute capability: 10 * major + minor
+  std::string name;    // of the one that is in use; read where that is below kOldestCapability
+  int capability = 0;  // its compute capability
 };
 
 // One line without an end: what is missing; and what to do, to which ", or set device=cpu" can be added.

@@ -1,7 +1,6 @@
 #include "biomoe/train/model_image.h"
 
 #include <array>
-#include <bit>
 #include <utility>
 
 #include "biomoe/model/parameter_io.h"
@@ -128,19 +127,6 @@ void ModelImage::download_sync() {
   copy_to_host(model_.context(), amax_HN_.data, model_.fp8_state().amax_HN().data, amax_HN_.bytes());
   copy_to_host(model_.context(), scales_N_.data, model_.fp8_state().scales_N().data, scales_N_.bytes());
   device_wait_sync(model_.context());
-}
-
-std::string ModelImage::first_nonfinite() const {
-  for (const auto& spec : model_.parameters().specs()) {
-    const float* values = weights_A_.f32() + spec.offset;
-    uint32_t found = 0;
-    for (int64_t i = 0; i < spec.num_elements(); ++i) {
-      constexpr uint32_t kExponent = 0x7f800000;  // all ones: infinite or NaN
-      found |= (std::bit_cast<uint32_t>(values[i]) & kExponent) == kExponent;
-    }
-    if (found) return spec.name;
-  }
-  return "";
 }
 
 void ModelImage::upload_sync() {

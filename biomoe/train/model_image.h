@@ -35,8 +35,6 @@ class ModelImage {
 
   void initialize(uint64_t seed);  // Model::initial_values, on the image alone
   void download_sync();
-  // The first parameter with a value that is not finite, or ""; of those that this rank holds.
-  std::string first_nonfinite() const;
   void upload_sync();
 
  private:

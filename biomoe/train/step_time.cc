@@ -96,8 +96,7 @@ StepTime estimate_gpu_step_time(const RunConfig& config, int64_t dp_size) {
   const MeshSize mesh{.dp = dp_size, .ep = config.parallelism.ep_size};
   ModelLimits limits = planned_limits(config, true, Device::kCuda);
   limits.place.size = mesh;
-  const QuantizedWeights quantized = quantized_weights(
-      config.model, fp8_shape(limits, compute_types(limits.device, config.model, config.grad_acc_steps > 1)));
+  const QuantizedWeights quantized = quantized_weights(config.model, fp8_shape(config.model, limits));
   const double fp32 = config.optimizer_store_param_remainders ? 26 : 28;
   const double bytes = config.optimizer_states == OptimizerStates::kBf16 ? 14 : fp32;  // a parameter
   StepTime time;

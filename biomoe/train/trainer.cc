@@ -258,7 +258,7 @@ double Trainer::over_ranks(double value) const {
 // An update from finite gradients can still leave the range of fp32, and the next step's loss would tell: too
 // late for the checkpoints that a save prunes.
 void Trainer::require_finite_weights() const {
-  std::string place = image_->first_nonfinite();
+  std::string place = model_->first_nonfinite_weight_sync();
   if (!ranks_->mesh.alone()) {
     for (const std::string& found : all_gather_text(ranks_->mesh.world(), place, "the check of the weights"))
       if (place.empty()) place = found;
@@ -273,8 +273,8 @@ void Trainer::require_finite_weights() const {
 
 void Trainer::save() {
   if (saved_step_ == step_) return;
-  image_->download_sync();
   require_finite_weights();
+  image_->download_sync();
   if (!ranks_->mesh.alone()) {
     save_from_ranks(*store_, ranks_->mesh.world(), step_, image_->owned_groups(), state());
   } else if (saver_) {

@@ -4,7 +4,7 @@
 #include "biomoe/train/model_image.h"
 #include "biomoe/train/train_step.h"
 #include "tests/cuda/gpu_test.h"
-#include "tests/unit/model/model_test_util.h"
+#include "tests/cuda_model/gpu_model.h"
 
 namespace biomoe::test {
 namespace {
@@ -20,15 +20,6 @@ struct Case {
 
 void PrintTo(const Case& c, std::ostream* to) {
   *to << c.name;
-}
-
-ModelConfig config_of() {
-  ModelConfig config = small_config();
-  config.hidden_size = 128;
-  config.intermediate_size = 256;
-  config.head_dim = 32;
-  config.initializer_range = 0.1;
-  return config;
 }
 
 class CudaAllocationTest : public GpuTest, public testing::WithParamInterface<Case> {
@@ -47,7 +38,7 @@ class CudaAllocationTest : public GpuTest, public testing::WithParamInterface<Ca
     limits.portable_kernels = c.portable;
     limits.fp8.enabled = c.fp8;
     limits.fp8.fp8_recipe = Fp8Recipe::kFloat8BlockScaling;
-    model_ = std::make_unique<Model>(config_of(), limits);
+    model_ = std::make_unique<Model>(coded_config(), limits);
     optimizer_ = std::make_unique<Optimizer>(model_->parameters(), AdamwConfig{},
                                              OptimizerOptions{.device = Device::kCuda});
     ModelImage image(*model_, optimizer_.get());
@@ -57,7 +48,8 @@ class CudaAllocationTest : public GpuTest, public testing::WithParamInterface<Ca
     // Of the same sizes, with other tokens and so another routing.
     for (uint64_t step = 0; step < 10; ++step) {
       for (int64_t i = 0; i < c.micro_batches; ++i) {
-        batches_.push_back(random_batch(config_of(), {200, 100, 17}, 10 * step + static_cast<uint64_t>(i)));
+        batches_.push_back(
+            random_batch(coded_config(), {200, 100, 17}, 10 * step + static_cast<uint64_t>(i)));
       }
     }
   }

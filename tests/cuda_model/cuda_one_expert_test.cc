@@ -3,7 +3,7 @@
 #include "biomoe/train/model_image.h"
 #include "biomoe/train/train_step.h"
 #include "tests/cuda/gpu_test.h"
-#include "tests/unit/model/model_test_util.h"
+#include "tests/cuda_model/gpu_model.h"
 
 namespace biomoe::test {
 namespace {
@@ -14,13 +14,7 @@ bool chosen(const ModelConfig& config, int64_t expert) {
 }
 
 ModelConfig one_expert_config(int64_t top_k) {
-  ModelConfig config = small_config();
-  config.hidden_size = 128;
-  config.intermediate_size = 256;
-  config.num_attention_heads = 4;
-  config.num_key_value_heads = 2;
-  config.head_dim = 32;
-  config.initializer_range = 0.1;  // larger weights amplify the rounding of BF16 from layer to layer
+  ModelConfig config = coded_config();
   config.num_experts_per_tok = top_k;
   return config;
 }

@@ -24,10 +24,6 @@ void check_cublas(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS) throw failure("{}: {}", what, cublasLtGetStatusString(status));
 }
 
-std::string version_text(int version) {
-  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
-}
-
 int attribute(cudaDeviceAttr name, int device) {
   int value = 0;
   cuda::check(cudaDeviceGetAttribute(&value, name, device), "cudaDeviceGetAttribute");
@@ -62,10 +58,12 @@ std::string what_is_missing() {
   if (error != cudaSuccess && error != cudaErrorNoDevice) found.error = cudaGetErrorString(error);
   if (found.count > 0) {
     const int device = current_device();
-    cudaDeviceProp properties{};
-    cuda::check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
-    found.name = properties.name;
     found.capability = compute_capability(device);
+    if (found.capability < kOldestCapability) {  // for the message alone: asking takes long
+      cudaDeviceProp properties{};
+      cuda::check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+      found.name = properties.name;
+    }
   }
   return gpu_obstacle(found);
 }
@@ -196,8 +194,8 @@ DeviceInfo info() {
   int driver = 0, runtime = 0;
   check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
   check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
-  info.driver = "CUDA " + version_text(driver);
-  info.runtime = fmt::format("CUDA {}, cuBLASLt {}", version_text(runtime), cublasLtGetVersion());
+  info.driver = "CUDA " + cuda_version_text(driver);
+  info.runtime = fmt::format("CUDA {}, cuBLASLt {}", cuda_version_text(runtime), cublasLtGetVersion());
   std::array<char, 32> bus_id{};
   check(cudaDeviceGetPCIBusId(bus_id.data(), static_cast<int>(bus_id.size()), device),
         "cudaDeviceGetPCIBusId");
