@@ -9,12 +9,31 @@
 #include "biomoe/core/rng.h"
 #include "biomoe/core/version.h"
 #include "biomoe/ops/device.h"
-#include "biomoe/train/run_config.h"
 
 namespace biomoe::apps {
 
+RunConfig run_config(const BenchOptions& options) {
+  RunConfig config;
+  config.model = options.model;
+  config.expert_ffn_mode = static_cast<ExpertFfnChoice>(static_cast<int>(options.mode) + 1);
+  config.device = options.device == Device::kCpu ? DeviceChoice::kCpu : DeviceChoice::kCuda;
+  config.optimizer_states = options.states;
+  config.optimizer_store_param_remainders = options.param_remainders;
+  config.cuda_graph = options.cuda_graph;
+  config.deterministic = options.deterministic;
+  config.portable_kernels = options.portable_kernels;
+  config.num_threads = options.num_threads;
+  config.fp8_config = options.fp8;
+  config.parallelism.ep_size = options.ep;
+  config.parallelism.dispatcher = options.dispatcher;
+  config.dataset.max_seq_length = options.seq;
+  config.dataset.token_micro_batch_size = options.seq * options.batch;
+  return config;
+}
+
 Batch random_batch(const BenchOptions& options, int64_t rank) {
   Batch batch;
+  batch.reserve(options.seq * options.batch);
   const Rng rng(1 + static_cast<uint64_t>(rank), RngStream::kTest);
   for (int64_t b = 0; b < options.batch; ++b) {
     for (int64_t s = 0; s < options.seq; ++s) {
@@ -71,6 +90,17 @@ nlohmann::json bench_header(const BenchOptions& options, const char* what) {
           {"batch", options.batch}};
 }
 
+MemoryRemedies bench_remedies() {
+  return {.sizes = "smaller sizes",
+          .model = "a smaller model (--layers, --hidden, --ffn, --num-experts)",
+          .states = "--optimizer-states bf16",
+          .masters = "--optimizer-store-param-remainders true, or --optimizer-states bf16",
+          .activations = "a smaller --batch or --seq",
+          .scratch = "a smaller --seq or --threads",
+          .batches = "a smaller --batch or --seq",
+          .threads = "a smaller --threads"};
+}
+
 double median_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
@@ -109,7 +139,7 @@ void add_sizes(CLI::App& command, BenchOptions& options) {
   add_integer(command, "--batch", options.batch, "sequences");
   add_integer(command, "--steps", options.steps, "timings, of which the median is told");
   add_integer(command, "--warmup", options.warmup, "runs before them");
-  add_integer(command, "--threads", options.num_threads, "CPU threads; default: all");
+  add_integer(command, "--threads", options.num_threads, "CPU threads; 0: all");
   command.add_option("--json", options.json, "write the figures to this file");
 }
 
@@ -136,24 +166,22 @@ void add_choices(CLI::App& command, BenchChoices& choices, BenchOptions& options
   command.add_option("--deterministic", options.deterministic, "as the configuration's deterministic");
 }
 
-// Joins the ranks that a launcher started; only then the device is known.
+// Joins the ranks that a launcher started; only then the device is known, and how experts run on it.
 Ranks join(const BenchChoices& choices, BenchOptions& options) {
-  RunConfig config;
-  config.model = options.model;
-  config.num_threads = options.num_threads;
+  RunConfig config = run_config(options);
   config.device = choice_of<DeviceChoice>("--device", choices.device, kDeviceChoiceNames);
-  config.parallelism.ep_size = options.ep;
+  config.expert_ffn_mode =
+      choice_of<ExpertFfnChoice>("--expert-ffn-mode", choices.mode, kExpertFfnChoiceNames);
   Ranks ranks = start_ranks(config);
   options.device = resolved_device(config.device);
   options.num_threads = config.num_threads;
+  options.mode = resolved_expert_ffn_mode(config.expert_ffn_mode, options.device, options.model,
+                                          options.portable_kernels);
   return ranks;
 }
 
-void resolve(const BenchChoices& choices, BenchOptions& options) {
+void read_choices(const BenchChoices& choices, BenchOptions& options) {
   options.states = choice_of<OptimizerStates>("--optimizer-states", choices.states, kOptimizerStatesNames);
-  options.mode = resolved_expert_ffn_mode(
-      choice_of<ExpertFfnChoice>("--expert-ffn-mode", choices.mode, kExpertFfnChoiceNames), options.device,
-      options.model, options.portable_kernels);
   options.dispatcher =
       choice_of<DispatcherChoice>("--dispatcher", choices.dispatcher, kDispatcherChoiceNames);
   options.routing = choice_of<Routing>("--routing", choices.routing, kRoutingNames);
@@ -181,16 +209,20 @@ void add_bench(CLI::App& app) {
   for (CLI::App* sub : {step, moe}) add_choices(*sub, *choices, *options);
   step->callback([options, choices] {
     check(*options);
+    read_choices(*choices, *options);
     const Ranks ranks = join(*choices, *options);
-    resolve(*choices, *options);
-    const nlohmann::json result = bench_step(*options, ranks);
-    if (ranks.first()) report(*options, result);
+    try {
+      const nlohmann::json result = bench_step(*options, ranks);
+      if (ranks.first()) report(*options, result);
+    } catch (const Error& error) {
+      throw error_of_rank(ranks.mesh.world(), error);
+    }
   });
   moe->callback([options, choices] {
     check(*options);
+    read_choices(*choices, *options);
     options->device =
         resolved_device(choice_of<DeviceChoice>("--device", choices->device, kDeviceChoiceNames));
-    resolve(*choices, *options);
     write_json(*options, bench_moe(*options));
   });
   ops->callback([options] {

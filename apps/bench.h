@@ -14,7 +14,9 @@
 #include "biomoe/moe/moe_layer.h"
 #include "biomoe/optim/optim_config.h"
 #include "biomoe/quant/recipe.h"
+#include "biomoe/train/memory_plan.h"
 #include "biomoe/train/ranks.h"
+#include "biomoe/train/run_config.h"
 
 namespace biomoe::apps {
 
@@ -37,11 +39,17 @@ struct BenchOptions {
   std::string json;
 };
 
+// What these options are in the keys of a run, so that what is planned and refused of one is of both.
+RunConfig run_config(const BenchOptions& options);
+
 // options.batch sequences of random tokens, other ones on every rank; the last token of each has no target.
 Batch random_batch(const BenchOptions& options, int64_t rank = 0);
 
 // Version, device, threads and sizes: the head of every report.
 nlohmann::json bench_header(const BenchOptions& options, const char* what);
+
+// What makes the memory smaller, in the options of these commands.
+MemoryRemedies bench_remedies();
 
 double median_of(std::vector<double> values);
 
@@ -53,15 +61,17 @@ void fill_random(Context& ctx, const TensorView& view, double scale);
 // rank gets its report.
 nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks = {});
 
-// Whole steps with each expert_ffn_mode that the device has, and the best of them in a fixed order of sums;
-// prints the table.
+// Whole steps with each expert_ffn_mode that the device has, and the best of them in 8 bits and in a fixed
+// order of sums; says where 8 bits are slower; prints the table, with a line for each row that is refused.
+// Throws the user_error of the first row when all are.
 nlohmann::json bench_moe(BenchOptions options);
 
 // The experts' products at the options' sizes, in BF16 and of E4M3 codes, and the quantisation of their
 // operands; on a GPU that has both. Prints the table.
 nlohmann::json bench_expert_products(const BenchOptions& options);
 
-// Every operation of the model alone, beside two measured ceilings of the machine; prints the table.
+// Every operation of the model alone, beside two measured ceilings of the machine; prints the table. Throws
+// user_error, before anything is reserved, where the memory is too little.
 nlohmann::json bench_ops(const BenchOptions& options);
 
 }  // namespace biomoe::apps

@@ -16,14 +16,21 @@
 #include "biomoe/ops/router.h"
 #include "biomoe/ops/scaled_swiglu.h"
 #include "biomoe/train/run_config.h"
+#include "biomoe/train/trainer.h"
 
 namespace biomoe::apps {
 namespace {
 
-OpTensors lay_out(TensorAllocator& allocator, const ModelConfig& config, const ParameterList& parameters,
-                  int64_t tokens, int64_t seq) {
-  const int64_t A = parameters.arena_elements(), N = tokens * config.num_experts_per_tok;
-  OpTensors at;
+void lay_out_arenas(TensorAllocator& allocator, const ParameterList& parameters, OpTensors& at) {
+  const int64_t A = parameters.arena_elements();
+  for (TensorView* arena_A : {&at.weights_A, &at.gradients_A, &at.exp_avg_A, &at.exp_avg_sq_A}) {
+    *arena_A = allocator.tensor(DType::kF32, {A});
+  }
+}
+
+void lay_out_operands(TensorAllocator& allocator, const ModelConfig& config, const ParameterList& parameters,
+                      int64_t tokens, int64_t seq, OpTensors& at) {
+  const int64_t N = tokens * config.num_experts_per_tok;
   at.saved = allocate_block_saved(allocator, config, {}, tokens);
   at.saved.x_TD = allocator.tensor(DType::kF32, {tokens, config.hidden_size});
   at.work = allocate_block_workspace(allocator, config, {}, tokens, true);
@@ -31,9 +38,6 @@ OpTensors lay_out(TensorAllocator& allocator, const ModelConfig& config, const P
   at.stats = allocate_routing_stats(allocator, 1, config.num_local_experts);
   at.dstream_TD = allocator.tensor(DType::kF32, {tokens, config.hidden_size});
   at.dgate_up_R2F = allocator.tensor(DType::kF32, {N, 2 * config.intermediate_size});
-  for (TensorView* flat : {&at.weights_A, &at.gradients_A, &at.exp_avg_A, &at.exp_avg_sq_A}) {
-    *flat = allocator.tensor(DType::kF32, {A});
-  }
   at.sums_S = allocator.tensor(DType::kF64, {static_cast<int64_t>(parameters.specs().size())});
   at.update_5 = allocator.tensor(DType::kF64, {kNumUpdateValues});
   at.grad_scale_1 = allocator.tensor(DType::kF64, {1});
@@ -44,7 +48,12 @@ OpTensors lay_out(TensorAllocator& allocator, const ModelConfig& config, const P
   at.count_1 = allocator.tensor(DType::kI64, {1});
   at.cos_SK2 = allocator.tensor(DType::kF32, {seq, config.key_width() / 2});
   at.sin_SK2 = allocator.tensor(DType::kF32, {seq, config.key_width() / 2});
-  return at;
+}
+
+size_t scratch_bytes(const ModelConfig& config, int64_t tokens, int64_t seq, int threads) {
+  const AttentionShape attention = attention_shape(config, seq);
+  return std::max(attention_scratch_bytes(Device::kCpu, attention, tokens, threads),
+                  rms_norm_backward_scratch_bytes(Device::kCpu, tokens, config.hidden_size));
 }
 
 template <typename T>
@@ -83,6 +92,28 @@ TensorView flat(const TensorView& view) {
 
 }  // namespace
 
+RunMemory OpBench::plan_memory(const BenchOptions& options) {
+  options.model.validate();
+  const RunConfig config = run_config(options);
+  const ModelLimits limits = planned_limits(config, true, Device::kCpu);
+  const MemoryRemedies remedies = bench_remedies();
+  // Refuses sizes beyond counting.
+  const RunMemory step =
+      plan_step_memory(options.model, limits, optimizer_options(config, Device::kCpu), remedies);
+  const ParameterList parameters(options.model);
+  const int64_t tokens = limits.max_tokens;
+  OpTensors at;
+  const size_t arenas = planned_bytes([&](TensorAllocator& to) { lay_out_arenas(to, parameters, at); });
+  const size_t operands = planned_bytes(
+      [&](TensorAllocator& to) { lay_out_operands(to, options.model, parameters, tokens, options.seq, at); });
+  return {.rows = {{"weights, gradients and moments", arenas, remedies.model},
+                   {"other operands", operands, remedies.activations},
+                   {"scratch", scratch_bytes(options.model, tokens, options.seq, limits.num_threads),
+                    remedies.scratch},
+                   {"batches", Batch::planned_bytes(tokens), remedies.batches},
+                   step.rows.back()}};
+}
+
 OpBench::OpBench(const BenchOptions& options)
     : config_((options.model.validate(), options.model)),
       parameters_(config_),
@@ -90,14 +121,14 @@ OpBench::OpBench(const BenchOptions& options)
       tokens_(batch_.num_tokens()),
       seq_(options.seq),
       attention_(attention_shape(config_, options.seq)) {
-  ArenaPlanner planner;
-  lay_out(planner, config_, parameters_, tokens_, seq_);
-  arena_ = Arena(planner.used(), "the operands");
-  at_ = lay_out(arena_, config_, parameters_, tokens_, seq_);
+  const auto lay_out = [this](TensorAllocator& allocator) {
+    lay_out_arenas(allocator, parameters_, at_);
+    lay_out_operands(allocator, config_, parameters_, tokens_, seq_, at_);
+  };
+  arena_ = Arena(planned_bytes(lay_out), "the operands");
+  lay_out(arena_);
   const int threads = resolved_threads(options.num_threads);
-  scratch_ = Arena(std::max(attention_scratch_bytes(Device::kCpu, attention_, tokens_, threads),
-                            rms_norm_backward_scratch_bytes(Device::kCpu, tokens_, config_.hidden_size)),
-                   "scratch");
+  scratch_ = Arena(scratch_bytes(config_, tokens_, seq_, threads), "scratch");
   ctx_.num_threads = threads;
   ctx_.scratch = &scratch_;
   weights_ = block_weights(parameters_, config_, at_.weights_A, 0);

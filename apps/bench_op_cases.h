@@ -16,6 +16,7 @@
 #include "biomoe/ops/adamw.h"
 #include "biomoe/ops/gemm.h"
 #include "biomoe/ops/grouped_gemm.h"
+#include "biomoe/train/memory_plan.h"
 
 namespace biomoe::apps {
 
@@ -41,6 +42,10 @@ struct OpTensors {
 
 class OpBench {
  public:
+  // What the constructor is going to reserve and, as the last row, the program with its threads. Throws
+  // user_error for options.model out of range and for sizes beyond counting.
+  static RunMemory plan_memory(const BenchOptions& options);
+
   explicit OpBench(const BenchOptions& options);
   OpBench(const OpBench&) = delete;
   OpBench& operator=(const OpBench&) = delete;

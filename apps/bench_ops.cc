@@ -38,6 +38,13 @@ struct Ceilings {
 constexpr int64_t kCopyBytes = int64_t{256} << 20;
 constexpr int64_t kGemmSize = 2048;
 
+// Of the operations or, where it has more, of the copy, whose arrays are gone before those are made.
+RunMemory plan_memory(const BenchOptions& options) {
+  RunMemory memory = OpBench::plan_memory(options);
+  const RunMemory copy{.rows = {{"arrays of the copy benchmark", 2 * kCopyBytes, ""}, memory.rows.back()}};
+  return copy.total() > memory.total() ? copy : memory;
+}
+
 double copy_bandwidth(const Context& ctx, const Timing& timing) {
   Arena arena(2 * kCopyBytes, "the arrays of the copy benchmark");
   auto* from = static_cast<char*>(arena.allocate(kCopyBytes));
@@ -69,6 +76,12 @@ double gemm_rate(Context& ctx, const Timing& timing) {
   return 2.0 * static_cast<double>(kGemmSize * kGemmSize * kGemmSize) / seconds;
 }
 
+Ceilings measure_ceilings(const BenchOptions& options, const Timing& timing) {
+  Context ctx;
+  ctx.num_threads = resolved_threads(options.num_threads);
+  return {.copy = copy_bandwidth(ctx, timing), .sgemm = gemm_rate(ctx, timing)};
+}
+
 void print_row(const OpCase& op, const nlohmann::json& row) {
   const std::string name = op.what.empty() ? std::string(op.op) : fmt::format("{}, {}", op.op, op.what);
   fmt::print("{:<38} {:>11.1f} {:>9.1f} {:>9.1f}  {:<8} {:>6.0f} %\n", name, row["median_us"].get<double>(),
@@ -92,10 +105,12 @@ nlohmann::json row_of(const OpCase& op, const Ceilings& ceilings, double seconds
 }  // namespace
 
 nlohmann::json bench_ops(const BenchOptions& options) {
+  const RunMemory memory = plan_memory(options);
+  require_memory_here(memory, 1);
   const Timing timing{options.warmup, options.steps};
+  const Ceilings ceilings = measure_ceilings(options, timing);
   OpBench bench(options);
   Context& ctx = bench.context();
-  const Ceilings ceilings{.copy = copy_bandwidth(ctx, timing), .sgemm = gemm_rate(ctx, timing)};
   nlohmann::json result = bench_header(options, "ops");
   result["ceilings"] = {{"copy_gb_per_s", ceilings.copy * 1e-9},
                         {"copy_bytes", kCopyBytes},
@@ -112,6 +127,7 @@ nlohmann::json bench_ops(const BenchOptions& options) {
   }
   fmt::print("above 100 %: operands that stay in the caches\n");
   result["ops"] = rows;
+  result["memory_planned_bytes"] = memory.total();
   return result;
 }
 

@@ -71,21 +71,6 @@ void skew_routing(Model& model, Optimizer& optimizer) {
   model.weights_changed();
 }
 
-ModelLimits limits_of(const BenchOptions& options, const Mesh& mesh, int64_t tokens) {
-  ModelLimits limits{.max_tokens = tokens,
-                     .max_seqlen = options.seq,
-                     .num_threads = resolved_threads(options.num_threads),
-                     .training = true,
-                     .recompute_layers = 0,
-                     .expert_ffn_mode = options.mode,
-                     .device = options.device,
-                     .deterministic = options.deterministic,
-                     .portable_kernels = options.portable_kernels,
-                     .fp8 = resolved_fp8_config(options.fp8, options.device)};
-  join_ranks(mesh, options.dispatcher, limits);
-  return limits;
-}
-
 // Milliseconds of a step in which operations wait for communication: the median of a few that are not
 // recorded.
 double communication_of_step(Model& model, Optimizer& optimizer, const Mesh& mesh, const Batch& batch) {
@@ -127,12 +112,15 @@ nlohmann::json dispatcher_name(const ModelLimits& limits) {
 nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks) {
   options.model.validate();
   const Mesh& mesh = ranks.mesh;
+  const RunConfig config = run_config(options);
+  require_supported(config, options.device, mesh.place().size);
+  ModelLimits limits = planned_limits(config, true, options.device);
+  join_ranks(mesh, options.dispatcher, limits);
+  OptimizerOptions states = optimizer_options(config, options.device);
+  if (!mesh.alone()) states.world = &mesh.world();
+  const RunMemory memory = plan_step_memory(options.model, limits, states, bench_remedies());
+  require_memory_here(memory, ranks.on_host);
   const Batch batch = random_batch(options, mesh.rank());
-  const ModelLimits limits = limits_of(options, mesh, batch.num_tokens());
-  const OptimizerOptions states{.device = options.device,
-                                .states = options.states,
-                                .store_param_remainders = options.param_remainders,
-                                .world = mesh.alone() ? nullptr : &mesh.world()};
   Model model(options.model, limits);
   Optimizer optimizer(model.parameters(), {}, states);
   set_weights(model, optimizer);
@@ -146,6 +134,7 @@ nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks) {
     loss = runner.finish_sync().loss;
     if (step >= options.warmup) seconds.push_back(now_seconds() - begin);
   }
+  runner.settle();  // a timed step made the update of the one before it
   double communication_ms = 0;
   if (!mesh.alone()) communication_ms = communication_of_step(model, optimizer, mesh, batch);
   const double median = median_of(seconds);
@@ -175,12 +164,13 @@ nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks) {
        {"tokens_per_s", static_cast<double>(batch.num_tokens() * mesh.size()) / median},
        {"gflops", flops / median * 1e-9},
        {"mfu", nullptr},
+       {"memory_planned_bytes", memory.total()},
        {"loss", loss}});
   if (options.device == Device::kCpu) return result;
   const DeviceInfo info = device_info(options.device);
   if (const auto peak = peak_bf16_flops(info.name)) result["mfu"] = flops / median / *peak;
   result["device_memory_used_bytes"] = info.used_bytes();
-  result["device_memory_planned_bytes"] = total_bytes(device_memory_rows(options.model, limits, states));
+  result["device_memory_planned_bytes"] = memory.gpu_total();
   return result;
 }
 

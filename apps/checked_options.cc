@@ -21,7 +21,9 @@ CLI::Option* add_checked(CLI::App& command, const std::string& name, Number& val
     if (number > bounds.high) refuse_value(given, fmt::format("{} is above {}", text, bounds.high));
     value = number;
   };
-  return command.add_option_function<std::string>(name, assign, help);
+  CLI::Option* option = command.add_option_function<std::string>(name, assign, help);
+  if (value >= bounds.low && value <= bounds.high) option->default_str(fmt::format("{}", value));
+  return option;
 }
 
 }  // namespace

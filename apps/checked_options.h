@@ -14,7 +14,8 @@ struct Bounds {
   Number high = std::numeric_limits<Number>::max();
 };
 
-// An option whose value lies within the bounds (included); `value` keeps its default where it is not given.
+// An option whose value lies within the bounds (included); `value` keeps its default where it is not given,
+// which the help shows where it could be given.
 // Parsing throws user_error naming the option for anything else.
 CLI::Option* add_integer(CLI::App& command, const std::string& name, int64_t& value, const std::string& help,
                          Bounds<int64_t> bounds = {});

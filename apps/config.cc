@@ -25,7 +25,9 @@ void add_config(CLI::App& app) {
     if (*reference) {
       print_reference();
     } else {
-      fmt::print("{}", to_yaml(options->load()));
+      const ResolvedConfig<RunConfig> config = options->load();
+      tell_unused(config);
+      fmt::print("{}", to_yaml(config));
     }
   });
 }

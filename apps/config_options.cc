@@ -2,6 +2,8 @@
 
 #include <filesystem>
 
+#include "biomoe/core/console.h"
+
 namespace biomoe::apps {
 namespace {
 
@@ -42,6 +44,11 @@ ResolvedConfig<RunConfig> ConfigOptions::load() const {
       load_run_config({.name = name, .file = file, .overrides = overrides, .search_path = search});
   for (std::string& path : config.value.dataset.path) path = shipped(path, search);
   return config;
+}
+
+void tell_unused(const ResolvedConfig<RunConfig>& config) {
+  const std::string keys = unused_fp8_keys(config);
+  if (!keys.empty()) tell(stderr, "warning: {}\n", keys);
 }
 
 }  // namespace biomoe::apps

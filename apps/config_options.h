@@ -18,4 +18,7 @@ struct ConfigOptions {
 
 std::shared_ptr<ConfigOptions> add_config_options(CLI::App& command);
 
+// Says on standard error what of it is set in vain.
+void tell_unused(const ResolvedConfig<RunConfig>& config);
+
 }  // namespace biomoe::apps

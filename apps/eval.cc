@@ -131,10 +131,11 @@ void add_eval(CLI::App& app) {
       ->check(CLI::Range(0, MarkovModel::kMaxOrder));
   command->add_option("--json", options->json, "write the figures to this file");
   add_integer(*command, "--max-seq-length", options->max_seq_length, "window; default: that of the run", {1});
-  add_integer(*command, "--stride", options->stride, "tokens of context that windows share");
+  add_integer(*command, "--stride", options->stride,
+              "tokens of context that windows share; default: that of the run");
   command->add_option("--tokenizer", options->tokenizer, kTokenizerHelp);
   command->add_option("--device", options->device, "auto, cpu or cuda");
-  add_integer(*command, "--threads", options->num_threads, "CPU threads; default: all");
+  add_integer(*command, "--threads", options->num_threads, "CPU threads; 0: all");
   command->callback([options] { run(*options); });
 }
 

@@ -44,7 +44,7 @@ void add_generate(CLI::App& app) {
               "window of prompt and continuation; default: that of the run", {1});
   command->add_option("--tokenizer", options->load.tokenizer, kTokenizerHelp);
   command->add_option("--device", options->device, "auto, cpu or cuda");
-  add_integer(*command, "--threads", options->load.num_threads, "CPU threads; default: all");
+  add_integer(*command, "--threads", options->load.num_threads, "CPU threads; 0: all");
   command->callback([options] {
     options->load.device = choice_of<DeviceChoice>("--device", options->device, kDeviceChoiceNames);
     options->generate.seed = static_cast<uint64_t>(options->seed);

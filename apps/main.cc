@@ -5,7 +5,6 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
-#include <iostream>
 #include <new>
 #include <string_view>
 #include <system_error>
@@ -37,12 +36,16 @@ std::string one_line(std::string_view text) {
   return line;
 }
 
-constexpr std::string_view kUnwritten =
-    "standard output could not be written; look at the disk or the program that it goes to";
-
 int report(std::string_view what, int status) {
   tell(stderr, "biomoe: {}\n", one_line(what));
   return status;
+}
+
+// 0, or what to exit with after a report: a full disk or a closed pipe shows when text is printed, or only
+// here, where the rest of it leaves the buffer.
+int finish_output() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+  return report("standard output could not be written; look at the disk or the program that it goes to", 1);
 }
 
 // What no command can mean, refused before any of them reads it.
@@ -134,16 +137,25 @@ void open_closed_streams() {
   if (opened >= 0) close(opened);
 }
 
+// Defaults as a user writes them: true and not 1, and none for a list that is empty.
+void tidy_defaults(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    const std::string text = option->get_default_str();
+    if (text == "[]") option->default_str("");
+    if (option->get_type_name() == "BOOLEAN" && !text.empty())
+      option->default_str(text == "1" ? "true" : "false");
+  }
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) tidy_defaults(*command);
+}
+
 int run(CLI::App& app, int argc, char** argv) {
   try {
     check_arguments(argc, argv);
     app.parse(argc, argv);
-    // What was printed may still be in a buffer: a full disk or a closed pipe shows only now.
-    if (std::fflush(stdout) != 0) return report(kUnwritten, 1);
-    return 0;
+    return finish_output();
   } catch (const CLI::Success& success) {
     app.exit(success);
-    return std::cout.flush() ? 0 : report(kUnwritten, 1);
+    return finish_output();
   } catch (const CLI::ParseError& error) {
     return report(explain(app, error, argc, argv), 2);
   } catch (const Error& error) {
@@ -152,6 +164,7 @@ int run(CLI::App& app, int argc, char** argv) {
     return report(fmt::format("{}: {}", error.path1().string(), error.code().message()),
                   is_users(error.code()) ? 2 : 1);
   } catch (const std::system_error& error) {
+    if (const int lost = finish_output()) return lost;
     if (error.code() != std::errc::resource_unavailable_try_again) return report(error.what(), 1);
     return report(
         "a thread could not be started: a limit on memory or on processes is reached; raise it (ulimit -v, "
@@ -180,10 +193,12 @@ int main(int argc, char** argv) {
       "biomoe");
   app.set_version_flag("--version", std::string("biomoe ") + biomoe::kVersion);
   app.require_subcommand(1);
+  app.option_defaults()->always_capture_default();  // which the help shows; subcommands take it over
   for (auto add : {add_train, add_eval, add_data, add_checkpoint, add_generate, add_plan, add_config,
                    add_bench, add_info, add_selftest}) {
     add(app);
   }
+  tidy_defaults(app);
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     const std::string name = command->get_name();
     if (name != "train" && name != "selftest" && name != "bench") run_as_one_process(*command);

@@ -45,8 +45,8 @@ void add_selftest(CLI::App& app) {
   auto options = std::make_shared<SelftestOptions>();
   CLI::App* command = app.add_subcommand(
       "selftest", "trains a tiny model in each 8-bit recipe and compares with recorded losses");
-  command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
-  add_integer(*command, "--num-threads", options->num_threads, "CPU threads; default: all");
+  command->add_option("--device", options->device, "auto, cpu or cuda");
+  add_integer(*command, "--num-threads", options->num_threads, "CPU threads; 0: all");
   command->callback([options] { run(*options); });
 }
 

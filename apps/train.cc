@@ -19,6 +19,7 @@ void run(const ConfigOptions& options, double started) {
   ResolvedConfig<RunConfig> config = options.load();
   const auto ranks = std::make_shared<const Ranks>(start_ranks(config.value));
   const bool first = ranks->first();
+  if (first) tell_unused(config);
   try {
     Trainer trainer(std::move(config), started, ranks);
     const TrainSummary summary = trainer.run();

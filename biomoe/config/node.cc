@@ -15,6 +15,8 @@ std::string Origin::str() const {
       return fmt::format("{}:{}", file, line);
     case Kind::kCommandLine:
       return "command line";
+    case Kind::kDerived:
+      return "from " + file;
   }
   return {};
 }

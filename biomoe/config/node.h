@@ -11,11 +11,11 @@
 namespace biomoe {
 
 struct Origin {
-  enum class Kind : uint8_t { kDefault, kFile, kCommandLine };
+  enum class Kind : uint8_t { kDefault, kFile, kCommandLine, kDerived };
   Kind kind = Kind::kDefault;
-  std::string file;         // kFile only
+  std::string file{};       // kFile; kDerived: what the value follows from
   int line = 0;             // kFile only; from 1
-  std::string str() const;  // "default", "configs/a.yaml:12" or "command line"
+  std::string str() const;  // "default", "configs/a.yaml:12", "command line" or "from the vocabulary dna"
   bool operator==(const Origin&) const = default;
 };
 

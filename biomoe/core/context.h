@@ -2,6 +2,7 @@
 #pragma once
 
 #include "biomoe/core/arena.h"
+#include "biomoe/core/side_work.h"
 
 namespace biomoe {
 
@@ -20,6 +21,7 @@ struct Context {
   bool deterministic = false;     // on the GPU: bitwise equal runs (the CPU's always are)
   bool portable_kernels = false;  // on the GPU: none that only some of those this program runs on have
   int multiprocessors = 0;        // of the GPU that kernels which fill it may count on; 0: all
+  SideWork* side_work = nullptr;  // CPU: what a thread may do beside operations
   CommClock* comm_clock = nullptr;  // where set, it times communication between ranks (ops/comm_clock.h)
 };
 

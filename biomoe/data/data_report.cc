@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "biomoe/data/record_audit.h"
+
 namespace biomoe {
 namespace {
 
@@ -15,8 +17,8 @@ nlohmann::json part_json(const PartReport& part) {
 }
 
 std::string part_text(const char* name, const PartReport& part) {
-  return fmt::format("{}: {} bases in {} segments, {} windows\n", name, part.bases, part.segments,
-                     part.windows);
+  return fmt::format("{}: {} bases in {}, {}\n", name, part.bases, counted(part.segments, "segment"),
+                     counted(part.windows, "window"));
 }
 
 void count_line(std::string& out, int64_t count, const char* what) {
@@ -47,11 +49,12 @@ nlohmann::json DataReport::json() const {
 }
 
 std::string DataReport::text() const {
-  std::string out = fmt::format("data: {} file{}, {} record{}, {} bases\n", files.size(),
-                                files.size() == 1 ? "" : "s", records, records == 1 ? "" : "s", bases);
+  std::string out =
+      fmt::format("data: {}, {}, {} bases\n", counted(static_cast<int64_t>(files.size()), "file"),
+                  counted(records, "record"), bases);
   for (size_t i = 0; i < std::min(files.size(), kFilesShown); ++i)
-    out += fmt::format("  {} ({}): {} records, {} bases\n", files[i].path,
-                       sequence_format_name(files[i].format), files[i].records, files[i].bases);
+    out += fmt::format("  {} ({}): {}, {} bases\n", files[i].path, sequence_format_name(files[i].format),
+                       counted(files[i].records, "record"), files[i].bases);
   if (files.size() > kFilesShown) out += fmt::format("  ... and {} more files\n", files.size() - kFilesShown);
   count_line(out, degenerate, "degenerate symbols");
   count_line(out, soft_masked, "soft-masked (lower-case) symbols");

@@ -30,6 +30,7 @@ struct OpenedFiles {
 
 class StoreAndAudit : public SequenceSink {
  public:
+  explicit StoreAndAudit(Alphabet alphabet) : audit(alphabet) {}
   void begin_record(std::string_view name) override {
     store.begin_record(name);
     audit.begin_record(name);
@@ -46,9 +47,10 @@ class StoreAndAudit : public SequenceSink {
   RecordAudit audit;
 };
 
-OpenedFiles open_files(const std::vector<std::string>& patterns, const DataConfig& config) {
+OpenedFiles open_files(const std::vector<std::string>& patterns, const DataConfig& config,
+                       const Vocabulary& vocabulary) {
   OpenedFiles out;
-  StoreAndAudit sink;
+  StoreAndAudit sink(vocabulary.alphabet());
   for (const std::string& path : expand_paths(patterns)) {
     const int64_t records = sink.store.num_records();
     const int64_t bases = sink.store.num_bases();
@@ -161,7 +163,6 @@ void validate_data_config(const DataConfig& c) {
   const auto require = [](bool good, const char* key, auto value, const std::string& rule) {
     if (!good) throw user_error("dataset.{}={}: {}", key, value, rule);
   };
-  if (c.path.empty()) throw user_error("dataset.path is empty: name at least one FASTA, FASTQ or JSONL file");
   for (const auto* list : {&c.path, &c.validation_path})
     for (const std::string& path : *list)
       if (path.empty()) throw user_error("dataset.path: a path is empty");
@@ -217,6 +218,8 @@ std::vector<std::string> expand_paths(const std::vector<std::string>& patterns) 
 
 Dataset open_dataset(const DataConfig& config) {
   validate_data_config(config);
+  if (config.path.empty())
+    throw user_error("dataset.path is empty: name at least one FASTA, FASTQ or JSONL file");
   Dataset out{.train = nullptr,
               .validation = nullptr,
               .vocabulary = Vocabulary::open(config.tokenizer_name_or_path, config.soft_masked),
@@ -225,7 +228,7 @@ Dataset open_dataset(const DataConfig& config) {
   require_apart(config.path, config.validation_path);
   if (config.reverse_complement_prob > 0) static_cast<void>(out.vocabulary.complement());
 
-  const OpenedFiles opened = open_files(config.path, config);
+  const OpenedFiles opened = open_files(config.path, config, out.vocabulary);
   count_symbols(opened, out.vocabulary, report);
   std::vector<Segment> segments = segments_of(*opened.store, config, out.vocabulary, report.n_runs);
   std::vector<Segment> held_out;
@@ -238,7 +241,7 @@ Dataset open_dataset(const DataConfig& config) {
   require_windows(report.train, fmt::format("{}: no base to train on", first_of(config.path)));
 
   if (!config.validation_path.empty()) {
-    const OpenedFiles other = open_files(config.validation_path, config);
+    const OpenedFiles other = open_files(config.validation_path, config, out.vocabulary);
     count_symbols(other, out.vocabulary, report);
     out.validation = make_part(other.store, segments_of(*other.store, config, out.vocabulary, report.n_runs),
                                config, report.validation);
@@ -254,12 +257,31 @@ Dataset open_dataset(const DataConfig& config) {
   return out;
 }
 
+void require_targets(const Dataset& dataset, const DataConfig& config) {
+  LoaderOptions options = validation_loader_options(config);
+  options.num_workers = 0;
+  Loader loader(dataset.train, dataset.vocabulary, options);
+  Batch batch;
+  const int32_t eos = dataset.vocabulary.special().eos.value_or(-1);
+  while (loader.next(batch)) {
+    for (size_t i = 0; i < batch.targets.size(); ++i) {
+      if (batch.loss_weights[i] != 0 && batch.targets[i] != eos) return;
+    }
+  }
+  throw user_error(
+      "{}: no token of a sequence counts in the loss: each is masked (dataset.mask_degenerate_bases, "
+      "dataset.soft_masked_weight) "
+      "or has none before it (records of one base without dataset.add_bos and add_eos); there is nothing to "
+      "learn",
+      first_of(config.path));
+}
+
 std::shared_ptr<const SequencePart> open_sequences(const std::vector<std::string>& paths,
                                                    const DataConfig& config, const Vocabulary& vocabulary,
                                                    DataReport* report) {
   DataReport found;
   if (paths.empty()) throw user_error("no path was given: name at least one FASTA, FASTQ or JSONL file");
-  const OpenedFiles opened = open_files(paths, config);
+  const OpenedFiles opened = open_files(paths, config, vocabulary);
   count_symbols(opened, vocabulary, found);
   auto part = make_part(opened.store, segments_of(*opened.store, config, vocabulary, found.n_runs), config,
                         found.train);

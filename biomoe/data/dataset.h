@@ -19,7 +19,8 @@ struct Dataset {
   DataReport report;
 };
 
-// Throws user_error, naming the key as dataset.KEY, for a value out of range or at odds with another.
+// Throws user_error, naming the key as dataset.KEY, for a value out of range or at odds with another; path
+// may be empty, for what reads no data.
 void validate_data_config(const DataConfig& config);
 
 // Paths as given, globs (* ? [...]) expanded in name order; a path that exists is never taken for a glob.
@@ -30,6 +31,10 @@ std::vector<std::string> expand_paths(const std::vector<std::string>& patterns);
 // readers do, for a file to train and to validate on, for a train or validation part without a base, for a
 // symbol that the vocabulary cannot express, naming its record.
 Dataset open_dataset(const DataConfig& config);
+
+// Throws user_error where no token of the part to train on counts in the loss. Reads windows up to the first
+// that has one.
+void require_targets(const Dataset& dataset, const DataConfig& config);
 
 // All of `paths` as one part, not split into train and validation, under the window and N-run policies of
 // `config`; for evaluation. `config.path` and the validation keys are not read. `report`, when given, is

@@ -73,6 +73,10 @@ void RecordAudit::note_name(std::string_view name) {
     warn(kDuplicate, fmt::format("record '{}': the name occurs more than once", shortened(name)));
 }
 
+std::string counted(int64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 void RecordAudit::begin_record(std::string_view name) {
   ++records_;
   in_record_ = {};
@@ -107,15 +111,17 @@ bool RecordAudit::looks_like_protein() const {
 
 std::vector<std::string> RecordAudit::warnings() const {
   std::vector<std::string> out;
+  const bool read_as_protein = alphabet_ == Alphabet::kProtein;
+  const bool protein = read_as_protein || looks_like_protein();
   for (size_t kind = 0; kind < kNumKinds; ++kind) {
     const Warnings& warnings = warnings_[kind];
     if (warnings.total == 0) continue;
-    if (looks_like_protein() && (kind == kMixedThymine || kind == kAllN)) continue;
+    if (protein && (kind == kMixedThymine || kind == kAllN)) continue;
+    if (read_as_protein && kind == kNotNucleotide) continue;
     if (looks_like_protein() && kind == kNotNucleotide) {
       out.push_back(
-          fmt::format("protein, by its letters ({}): {}; read it with tokenizer_name_or_path=protein",
-                      warnings.total == 1 ? "1 record" : fmt::format("{} records", warnings.total),
-                      symbol_list(symbols_, kIsNotNucleotide)));
+          fmt::format("protein, by its letters ({}): {}; read it with dataset.tokenizer_name_or_path=protein",
+                      counted(warnings.total, "record"), symbol_list(symbols_, kIsNotNucleotide)));
       continue;
     }
     out.insert(out.end(), warnings.listed.begin(), warnings.listed.end());

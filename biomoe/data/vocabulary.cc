@@ -117,8 +117,9 @@ Vocabulary Vocabulary::open(const std::string& name_or_path, SoftMaskedPolicy po
   if (name_or_path == "dna") return dna(fold_case);
   Vocabulary v = name_or_path == "protein" ? protein() : from_tokenizer_json(name_or_path, fold_case);
   if (!fold_case && !v.tells_case())
-    throw user_error("soft_masked=keep: the vocabulary {} has no lower-case tokens; use upper or weight",
-                     name_or_path);
+    throw user_error(
+        "dataset.soft_masked=keep: the vocabulary {} has no lower-case tokens; use upper or weight",
+        name_or_path);
   return v;
 }
 

@@ -146,9 +146,9 @@ BlockWorkspace allocate_block_workspace(TensorAllocator& allocator, const ModelC
   return workspace;
 }
 
-void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
-                   TensorView previous_mid_TD, const BlockSaved& saved, const BlockWorkspace& workspace,
-                   const LayerRoutingStats& stats, bool route_only) {
+void block_attention_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
+                             TensorView previous_mid_TD, const BlockSaved& saved,
+                             const BlockWorkspace& workspace) {
   rms_norm_forward(ctx, {.x_TD = previous_mid_TD ? workspace.delta_TD : saved.x_TD,
                          .residual_TD = previous_mid_TD,
                          .weight_D = weights.norm1_D,
@@ -174,6 +174,11 @@ void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& 
                          .y_TD = saved.norm2_TD,
                          .rstd_T = saved.rstd2_T,
                          .eps = inputs.rms_norm_eps});
+}
+
+void block_experts_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
+                           const BlockSaved& saved, const BlockWorkspace& workspace,
+                           const LayerRoutingStats& stats, bool route_only) {
   if (route_only) {
     moe_route(ctx, weights.moe, saved.norm2_TD, saved.moe, workspace.moe, stats);
     return;
@@ -182,9 +187,10 @@ void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& 
               stats, workspace.delta_TD);
 }
 
-void block_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
-                    const BlockWeights& gradients, const BlockSaved& saved, const BlockWorkspace& workspace,
-                    const BlockAuxGradient& aux, TensorView dstream_TD, bool accumulate) {
+void block_experts_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
+                            const BlockWeights& gradients, const BlockSaved& saved,
+                            const BlockWorkspace& workspace, const BlockAuxGradient& aux,
+                            TensorView dstream_TD, bool accumulate) {
   moe_backward(ctx, inputs.expert_ffn_mode, inputs.moe, weights.moe, gradients.moe, saved.moe, workspace.moe,
                {.x_TD = saved.norm2_TD,
                 .dy_TD = dstream_TD,
@@ -192,6 +198,11 @@ void block_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights&
                 .balance_E = aux.balance_E,
                 .z_scale = aux.z_scale,
                 .accumulate = accumulate});
+}
+
+void block_attention_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
+                              const BlockWeights& gradients, const BlockSaved& saved,
+                              const BlockWorkspace& workspace, TensorView dstream_TD, bool accumulate) {
   rms_norm_backward(ctx, {.dy_TD = workspace.dnorm_TD,
                           .sum_TD = saved.mid_TD,
                           .weight_D = weights.norm2_D,

@@ -74,21 +74,30 @@ struct BlockInputs {
 MoeShape moe_shape(const ModelConfig& config, const ComputeTypes& types, const ExpertSplit& split = {});
 AttentionShape attention_shape(const ModelConfig& config, int64_t max_seqlen);
 
+// The forward pass of a block: attention, then experts, whose weights are read by the second alone.
 // Where the block's input stream is: already in saved.x_TD (mid absent), or still mid + delta of the block
-// before it (delta is then read from workspace.delta_TD), to be summed into saved.x_TD. route_only stops
-// after the router: saved.moe holds the routing and delta is not written.
-void block_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
-                   TensorView previous_mid_TD, const BlockSaved& saved, const BlockWorkspace& workspace,
-                   const LayerRoutingStats& stats, bool route_only = false);
+// before it (delta is then read from workspace.delta_TD), to be summed into saved.x_TD.
+void block_attention_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
+                             TensorView previous_mid_TD, const BlockSaved& saved,
+                             const BlockWorkspace& workspace);
+// route_only stops after the router: saved.moe holds the routing and delta is not written.
+void block_experts_forward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
+                           const BlockSaved& saved, const BlockWorkspace& workspace,
+                           const LayerRoutingStats& stats, bool route_only = false);
 
 struct BlockAuxGradient {
   TensorView balance_E;
   double z_scale = 0;
 };
-// dstream_TD holds the gradient of (mid + delta) on entry and of x on return. The parameters' gradients are
-// assigned, or added to where accumulate.
-void block_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
-                    const BlockWeights& gradients, const BlockSaved& saved, const BlockWorkspace& workspace,
-                    const BlockAuxGradient& aux, TensorView dstream_TD, bool accumulate);
+// Backward: experts, then attention. dstream_TD holds the gradient of (mid + delta) on entry of the first and
+// of x on return of the second. The parameters' gradients are assigned, or added to where accumulate; those
+// of the experts are complete after the first.
+void block_experts_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
+                            const BlockWeights& gradients, const BlockSaved& saved,
+                            const BlockWorkspace& workspace, const BlockAuxGradient& aux,
+                            TensorView dstream_TD, bool accumulate);
+void block_attention_backward(Context& ctx, const BlockInputs& inputs, const BlockWeights& weights,
+                              const BlockWeights& gradients, const BlockSaved& saved,
+                              const BlockWorkspace& workspace, TensorView dstream_TD, bool accumulate);
 
 }  // namespace biomoe

@@ -230,7 +230,7 @@ void Decoder::run_chunk(std::span<const int32_t> tokens) {
   length_ += count;
 }
 
-// The first half of block_forward, with keys and values written to their place in the cache.
+// block_attention_forward, with keys and values written to their place in the cache.
 void Decoder::attend(size_t layer, TensorView previous_mid_TD) {
   const BlockWeights& weights = weights_[layer];
   const int64_t tokens = act_.x_TD.shape[0], queries = act_.q_TA.shape[1], keys = kv_width(config_);

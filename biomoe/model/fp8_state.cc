@@ -66,6 +66,41 @@ bool fp8_layer(const ModelConfig& model, int64_t layer) {
   return model.layer_precision.empty() || model.layer_precision.at(static_cast<size_t>(layer)) == "fp8";
 }
 
+QuantizedWeights quantized_weights(const ModelConfig& model, const Fp8StateShape& shape) {
+  QuantizedWeights count;
+  if (!shape.config.enabled) return count;
+  const auto weights = weight_shapes(model, shape);
+  const auto obstacles = native_obstacles(model, shape);
+  for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
+    if (!fp8_layer(model, layer)) continue;
+    for (size_t i = 0; i < kNumProducts; ++i) {
+      const auto& [experts, out, in] = weights[i];
+      const bool expert = i == kGateUp || i == kDown;
+      (obstacles[i].empty() ? count.native : count.emulated) += experts * out * in;
+      if (obstacles[i].empty()) count.native_active += (expert ? model.num_experts_per_tok : 1) * out * in;
+    }
+  }
+  return count;
+}
+
+std::string describe_products(const ModelConfig& model, const Fp8StateShape& shape) {
+  const Fp8Config& config = shape.config;
+  if (!config.enabled) return "";
+  const std::string_view type = dtype_name(shape.types.activation);
+  std::string text = fmt::format("{}: ", kFp8RecipeNames[static_cast<size_t>(config.fp8_recipe)]);
+  const std::string start = config.rounds_initial_weights() ? "; weights begin as what codes stand for" : "";
+  if (shape.device == Device::kCpu || config.fp8_recipe != Fp8Recipe::kFloat8BlockScaling)
+    return text + fmt::format("emulated exactly, in {}", type) + start;
+  const auto obstacles = native_obstacles(model, shape);
+  for (size_t i = 0; i < kNumProducts; ++i) {
+    text += fmt::format("{}{} {}", i == 0 ? "" : "; ", kProductNames[i],
+                        obstacles[i].empty()
+                            ? "native"
+                            : fmt::format("emulated exactly in {}, since {}", type, obstacles[i]));
+  }
+  return text + start;
+}
+
 bool passes_codes(const ModelConfig& model, const Fp8StateShape& shape) {
   return shape.config.enabled && shape.mode == ExpertFfnMode::kFusedGroupedMlp &&
          native_obstacles(model, shape)[kDown].empty();
@@ -79,7 +114,7 @@ Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig
   lay_out_codes(allocator, model, shape, memory);
   const int64_t T = shape.tokens;
   const MoeShape moe = moe_shape(model, shape.types, shape.split);
-  const int64_t E = moe.held_experts(), R = moe.rows(T);
+  const int64_t R = moe.rows(T);
   const auto weights = weight_shapes(model, shape);
   const auto obstacles = native_obstacles(model, shape);
   std::array<int64_t, kOperands> elements{};  // activations, weights, gradients: of the largest product
@@ -96,7 +131,7 @@ Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig
   for (size_t i = 0; i < elements.size(); ++i)
     memory.operands[i] = allocator.tensor(shape.types.activation, {elements[i]});
   if (config.fp8_recipe != Fp8Recipe::kDelayedScaling) return memory;
-  const int64_t N = model.num_hidden_layers * scales_a_layer(E);
+  const int64_t N = model.num_hidden_layers * scales_a_layer(model.num_local_experts);
   memory.amax_HN = allocator.tensor(DType::kF32, {config.fp8_recipe_kwargs.amax_history_len, N});
   memory.scales_N = allocator.tensor(DType::kF32, {N});
   memory.formats_N = allocator.tensor(DType::kU8, {N});
@@ -139,12 +174,15 @@ size_t Fp8State::planned_bytes(const ModelConfig& model, const Fp8StateShape& sh
 }
 
 Fp8State::Fp8State(Context& ctx, const ModelConfig& model, const Fp8StateShape& shape)
-    : config_(shape.config), experts_(moe_shape(model, shape.types, shape.split).held_experts()) {
+    : config_(shape.config),
+      experts_(model.num_local_experts),
+      held_(moe_shape(model, shape.types, shape.split).held_experts()) {
+  first_held_ = shape.ep_rank * held_;
   const Fp8Config& config = shape.config;
   if (!config.enabled) return;
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer)
     quantized_layers_.push_back(fp8_layer(model, layer));
-  describe(model, shape);
+  description_ = describe_products(model, shape);
   arena_ = Arena(planned_bytes(model, shape), "quantised operands", device_memory(ctx.device));
   memory_ = lay_out(arena_, model, shape);
   if (!delayed()) return;
@@ -178,35 +216,26 @@ BlockQuantizers Fp8State::block(int64_t layer) const {
     if (!memory_.codes.empty()) products[i]->codes = memory_.codes.at(static_cast<size_t>(layer))[i];
     if (!delayed()) continue;
     for (DelayedScales& scales : products[i]->delayed) {
-      const Shape shape{groups[i]};
-      scales.scales_G = TensorView(memory_.scales_N.f32() + next, DType::kF32, shape);
-      scales.amax_G = TensorView(memory_.amax_HN.f32() + next, DType::kF32, shape);  // row 0: this step
+      const bool expert = i == kGateUp || i == kDown;
+      const Shape shape{expert ? held_ : groups[i]};
+      const int64_t first = next + (expert ? first_held_ : 0);
+      scales.scales_G = TensorView(memory_.scales_N.f32() + first, DType::kF32, shape);
+      scales.amax_G = TensorView(memory_.amax_HN.f32() + first, DType::kF32, shape);  // row 0: this step
       next += groups[i];
     }
   }
   return quantizers;
 }
 
-void Fp8State::describe(const ModelConfig& model, const Fp8StateShape& shape) {
-  const std::string_view recipe = kFp8RecipeNames[static_cast<size_t>(config_.fp8_recipe)];
-  const std::string_view type = dtype_name(shape.types.activation);
-  description_ = fmt::format("{}: ", recipe);
-  if (shape.device == Device::kCpu || config_.fp8_recipe != Fp8Recipe::kFloat8BlockScaling) {
-    description_ += fmt::format("emulated exactly, in {}", type);
-    return;
-  }
-  const auto obstacles = native_obstacles(model, shape);
-  for (size_t i = 0; i < kNumProducts; ++i) {
-    description_ += fmt::format("{}{} {}", i == 0 ? "" : "; ", kProductNames[i],
-                                obstacles[i].empty()
-                                    ? "native"
-                                    : fmt::format("emulated exactly in {}, since {}", type, obstacles[i]));
-  }
-}
-
 void Fp8State::start_step(Context& ctx) {
   // Passes between steps, of a validation, have raised it.
   if (delayed()) fill_zero(ctx, {.x = memory_.amax_HN.rows(0, 1)});
+}
+
+// Where a rank saw nothing, of others' experts above all, it has 0.
+void Fp8State::share_amax(Context& ctx, Comm& world) {
+  if (!delayed()) return;
+  world.all_reduce(ctx, memory_.amax_HN.rows(0, 1), ReduceOp::kMax, "the largest magnitudes of operands");
 }
 
 void Fp8State::finish_step(Context& ctx) {

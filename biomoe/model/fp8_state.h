@@ -29,6 +29,7 @@ struct Fp8StateShape {
   Device device = Device::kCpu;
   ExpertFfnMode mode = ExpertFfnMode::kGroupedLinear;
   ExpertSplit split{};
+  int64_t ep_rank = 0;  // which of the split's ranks this is
 };
 
 class Fp8State {
@@ -42,15 +43,18 @@ class Fp8State {
   // returned.
   BlockQuantizers block(int64_t layer) const;
 
-  // How products run, in a line; "" where nothing is quantised.
+  // What describe_products tells.
   const std::string& describe() const { return description_; }
 
   // DelayedScaling: amax of a step are gathered from start_step on; finish_step makes the next step's scales.
+  // Between ranks, each of which holds the scales of all experts, share_amax comes before it.
   void start_step(Context& ctx);
+  void share_amax(Context& ctx, Comm& world);
   void finish_step(Context& ctx);
   bool delayed() const { return static_cast<bool>(memory_.scales_N); }
-  TensorView amax_HN() const { return memory_.amax_HN; }    // on the device, as the next
-  TensorView scales_N() const { return memory_.scales_N; }  // N: layers x products x operands x groups
+  TensorView amax_HN() const { return memory_.amax_HN; }  // on the device, as the next
+  // N: layers x products x operands x groups; the experts' groups are those of all ranks.
+  TensorView scales_N() const { return memory_.scales_N; }
 
  private:
   using BlockCodes = std::array<LayerCodes, 4>;  // qkv, out, gate_up, down
@@ -62,18 +66,28 @@ class Fp8State {
   static Memory lay_out(TensorAllocator& allocator, const ModelConfig& model, const Fp8StateShape& shape);
   static void lay_out_codes(TensorAllocator& allocator, const ModelConfig& model, const Fp8StateShape& shape,
                             Memory& memory);
-  void describe(const ModelConfig& model, const Fp8StateShape& shape);
 
   Fp8Config config_;
   std::string description_;
   std::vector<bool> quantized_layers_;
-  int64_t experts_ = 0;
+  int64_t experts_ = 0;                // of the model
+  int64_t first_held_ = 0, held_ = 0;  // of them, on this rank
   Arena arena_;
   Memory memory_;
 };
 
+// How products run, in a line; "" where nothing is quantised.
+std::string describe_products(const ModelConfig& model, const Fp8StateShape& shape);
+
 // Whether layer `layer` of the model is trained in 8 bits where fp8_config.enabled.
 bool fp8_layer(const ModelConfig& model, int64_t layer);
+
+// Weights of such layers in elements, by how their products run.
+struct QuantizedWeights {
+  int64_t native = 0, emulated = 0;  // that this rank holds
+  int64_t native_active = 0;         // of all ranks, those that a token is multiplied with
+};
+QuantizedWeights quantized_weights(const ModelConfig& model, const Fp8StateShape& shape);
 
 // Whether in such a layer what the experts' activation computes goes on as codes (see Sequential::codes_at),
 // so that MoeSaved::act_RF is not needed.

@@ -24,6 +24,11 @@ TensorView view_of(const std::vector<T>& values, DType dtype) {
   return TensorView(const_cast<T*>(values.data()), dtype, Shape{static_cast<int64_t>(values.size())});
 }
 
+// A matrix as the weights of one expert.
+TensorView as_experts(const TensorView& w) {
+  return w.shape.rank() == 3 ? w : TensorView(w.data, w.dtype, Shape{1, w.shape[0], w.shape[1]});
+}
+
 }  // namespace
 
 Model::Model(const ModelConfig& config, const ModelLimits& limits)
@@ -62,7 +67,7 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
         Arena(host_table_bytes(config, limits), "tables of messages", staging_memory(limits.device));
     split_.host = &host_tables_;
   }
-  fp8_state_ = Fp8State(ctx_, config, fp8_shape(limits, types_));
+  fp8_state_ = Fp8State(ctx_, config, fp8_shape(config, limits));
   set_up_inputs();
   set_up_batches();
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
@@ -153,6 +158,20 @@ void Model::initialize(uint64_t seed) {
   weights_changed();
 }
 
+void Model::round_weights_to_codes() {
+  for (const BlockWeights& weights : block_weights_) {
+    const auto round = [this](const OperandQuantizer& quantizer, const TensorView& w) {
+      if (!quantizer) return;
+      quantizer.round_weights(ctx_, as_experts(w));
+    };
+    round(weights.qkv_quantizer, weights.qkv_CD);
+    round(weights.out_quantizer, weights.out_DA);
+    round(weights.moe.gate_up_quantizer, weights.moe.gate_up_E2FD);
+    round(weights.moe.down_quantizer, weights.moe.down_EDF);
+  }
+  weights_changed();
+}
+
 void Model::poison_activations() {
   activations_.release(0);
   activations_.poison_free();
@@ -163,20 +182,21 @@ void Model::set_up_codes() {
   weight_codes_.resize(parameters_.specs().size());
   for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
     const BlockWeights& weights = block_weights_[static_cast<size_t>(layer)];
-    const auto add = [&](const char* name, const TensorView& w, const OperandQuantizer& quantizer) {
+    const auto add = [&](int64_t stage, const char* name, const TensorView& w,
+                         const OperandQuantizer& quantizer) {
       if (!quantizer.codes) return;
-      const TensorView w_EOI =
-          w.shape.rank() == 3 ? w : TensorView(w.data, w.dtype, Shape{1, w.shape[0], w.shape[1]});
-      coded_.push_back({layer, kNoParameter, w_EOI, &quantizer});
+      const TensorView w_EOI = as_experts(w);
+      coded_.push_back({stage, kNoParameter, w_EOI, &quantizer});
       if (!name) return;
       coded_.back().parameter =
           parameters_.index_of(parameters_.find(fmt::format("model.layers.{}.{}", layer, name)));
       weight_codes_[coded_.back().parameter] = quantizer.weight_codes();
     };
-    add(nullptr, weights.qkv_CD, weights.qkv_quantizer);  // three parameters
-    add("self_attn.o_proj.weight", weights.out_DA, weights.out_quantizer);
-    add("mlp.experts.gate_up_proj", weights.moe.gate_up_E2FD, weights.moe.gate_up_quantizer);
-    add("mlp.experts.down_proj", weights.moe.down_EDF, weights.moe.down_quantizer);
+    const int64_t dense = ParameterList::dense_stage(layer), experts = ParameterList::experts_stage(layer);
+    add(dense, nullptr, weights.qkv_CD, weights.qkv_quantizer);  // three parameters
+    add(dense, "self_attn.o_proj.weight", weights.out_DA, weights.out_quantizer);
+    add(experts, "mlp.experts.gate_up_proj", weights.moe.gate_up_E2FD, weights.moe.gate_up_quantizer);
+    add(experts, "mlp.experts.down_proj", weights.moe.down_EDF, weights.moe.down_quantizer);
   }
 }
 
@@ -277,8 +297,9 @@ TensorView Model::head_weight(const TensorView& arena_A) const {
 void Model::run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route_only,
                        const StageHooks& hooks) {
   BM_CHECK(in_step_ || !update_due_, "a pass outside of a step, while an update of the weights is due");
-  const auto before = [&hooks](int64_t stage) {
+  const auto before = [&](int64_t stage) {
     if (hooks.before_forward) hooks.before_forward(stage);
+    quantize_weights(stage);
   };
   begin(batch);
   before(0);
@@ -289,10 +310,12 @@ void Model::run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route
   for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
     const auto index = static_cast<size_t>(layer);
     const bool last = layer + 1 == config_.num_hidden_layers;
-    before(ParameterList::stage_of_layer(layer));
-    quantize_weights(layer);
-    block_forward(ctx_, inputs_, block_weights_[index], previous_mid, act_.blocks[index], act_.workspace,
-                  layer_stats(stats, layer), route_only && last);
+    before(ParameterList::dense_stage(layer));
+    block_attention_forward(ctx_, inputs_, block_weights_[index], previous_mid, act_.blocks[index],
+                            act_.workspace);
+    before(ParameterList::experts_stage(layer));
+    block_experts_forward(ctx_, inputs_, block_weights_[index], act_.blocks[index], act_.workspace,
+                          layer_stats(stats, layer), route_only && last);
     previous_mid = act_.blocks[index].mid_TD;
   }
   before(parameters_.num_stages() - 1);
@@ -302,9 +325,9 @@ void Model::run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route
 
 // Once a step, since weights change between steps only, and what updates write is there already; outside of
 // one, where they may have changed, every time.
-void Model::quantize_weights(int64_t layer) {
+void Model::quantize_weights(int64_t stage) {
   for (const CodedWeights& coded : coded_) {
-    if (coded.layer != layer) continue;
+    if (coded.stage != stage) continue;
     const bool there = in_step_ && (coded.updated || weights_quantized_);
     if (!there) coded.quantizer->quantize_weights(ctx_, coded.weights_EOI);
   }
@@ -361,12 +384,17 @@ void Model::backward(const DeviceBatch& batch, double balance_coef, double z_coe
   for (int64_t layer = config_.num_hidden_layers - 1; layer >= 0; --layer) {
     const auto index = static_cast<size_t>(layer);
     if (recomputed(layer)) {
-      block_forward(ctx_, inputs_, block_weights_[index], TensorView(), act_.blocks[index], act_.workspace,
-                    layer_stats(discarded_, layer));
+      block_attention_forward(ctx_, inputs_, block_weights_[index], TensorView(), act_.blocks[index],
+                              act_.workspace);
+      block_experts_forward(ctx_, inputs_, block_weights_[index], act_.blocks[index], act_.workspace,
+                            layer_stats(discarded_, layer));
     }
-    block_backward(ctx_, inputs_, block_weights_[index], block_gradients_[index], act_.blocks[index],
-                   act_.workspace, aux, act_.dstream_TD, accumulate);
-    after(ParameterList::stage_of_layer(layer));
+    block_experts_backward(ctx_, inputs_, block_weights_[index], block_gradients_[index], act_.blocks[index],
+                           act_.workspace, aux, act_.dstream_TD, accumulate);
+    after(ParameterList::experts_stage(layer));
+    block_attention_backward(ctx_, inputs_, block_weights_[index], block_gradients_[index],
+                             act_.blocks[index], act_.workspace, act_.dstream_TD, accumulate);
+    after(ParameterList::dense_stage(layer));
   }
   // A tied embedding's gradient has the head's part in it already.
   embedding_backward(ctx_, {.tokens_T = batch.tokens_T,
@@ -386,6 +414,10 @@ void Model::share_routing(Comm& world, int64_t tokens) {
 
 void Model::share_losses(Comm& world) {
   world.all_reduce(ctx_, loss_sums_3_, ReduceOp::kSum, "the loss");
+}
+
+void Model::share_amax(Comm& world) {
+  fp8_state_.share_amax(ctx_, world);
 }
 
 void Model::compute_balance_loss(double balance_coef) {
@@ -457,6 +489,14 @@ bool Model::finite_sync(const TensorView& view) {
   mirror_.pull(ctx_);
   device_wait_sync(ctx_);
   return *mirror_.host(nonfinite_1_).i64() == 0;
+}
+
+std::string Model::first_nonfinite_weight_sync() {
+  if (finite_sync(weights_A_)) return "";
+  for (const ParamSpec& spec : parameters_.specs()) {
+    if (!finite_sync(weight(spec))) return spec.name;
+  }
+  return "";
 }
 
 std::string Model::first_nonfinite_sync() {

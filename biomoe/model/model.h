@@ -107,6 +107,10 @@ class Model {
   // Gives all weights these values. Waits for the device.
   void initialize(uint64_t seed);
 
+  // Outside of a step: the weights that products quantise become what their codes for the forward pass stand
+  // for.
+  void round_weights_to_codes();
+
   TensorView weights_A() const { return weights_A_; }  // flat arenas on the device, see ParamSpec::offset
   TensorView gradients_A() const { return gradients_A_; }
   TensorView weight(const ParamSpec& spec) const { return parameters_.view(weights_A_, spec); }
@@ -163,6 +167,7 @@ class Model {
   // batch.
   void share_routing(Comm& world, int64_t tokens);
   void share_losses(Comm& world);
+  void share_amax(Comm& world);  // before finish_step
 
   // A replayed step routed so many tokens.
   void set_routed_tokens(int64_t tokens) { routing_.tokens = tokens; }
@@ -189,6 +194,9 @@ class Model {
   // attention", "layer 3 experts", "final norm"; "layer 3" when that layer is recomputed), or "" when there
   // is none. Training models only. Waits for the device.
   std::string first_nonfinite_sync();
+  // The first parameter, of what this rank holds, with a value that is not finite, or "". Waits for the
+  // device.
+  std::string first_nonfinite_weight_sync();
 
  private:
   void set_up_inputs();
@@ -197,7 +205,7 @@ class Model {
   void compute_balance_loss(double balance_coef);
   void begin(const DeviceBatch& batch);
   void set_up_codes();
-  void quantize_weights(int64_t layer);
+  void quantize_weights(int64_t stage);
   void run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route_only, const StageHooks& hooks);
   LayerRoutingStats layer_stats(const RoutingStats& stats, int64_t layer) const;
   bool recomputed(int64_t layer) const { return layer < limits_.recompute_layers; }
@@ -236,7 +244,7 @@ class Model {
   // Weights that products read codes of.
   static constexpr size_t kNoParameter = SIZE_MAX;
   struct CodedWeights {
-    int64_t layer;
+    int64_t stage;
     size_t parameter;  // kNoParameter: they are several, and no update writes the codes
     TensorView weights_EOI;
     const OperandQuantizer* quantizer;

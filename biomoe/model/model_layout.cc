@@ -21,14 +21,15 @@ ExpertSplit expert_split(const ModelLimits& limits) {
           .shared_memory = gpus && !limits.expert_messages};
 }
 
-Fp8StateShape fp8_shape(const ModelLimits& limits, const ComputeTypes& types) {
+Fp8StateShape fp8_shape(const ModelConfig& config, const ModelLimits& limits) {
   return {.config = limits.fp8,
-          .types = types,
+          .types = compute_types(limits.device, config, limits.micro_batches > 1),
           .tokens = limits.max_tokens,
           .training = limits.training,
           .device = limits.device,
           .mode = limits.expert_ffn_mode,
-          .split = expert_split(limits)};
+          .split = expert_split(limits),
+          .ep_rank = limits.place.ep_rank};
 }
 
 void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, const ModelLimits& limits,
@@ -36,7 +37,7 @@ void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, 
                          Activations& act) {
   const int64_t T = tokens, D = config.hidden_size;
   act.blocks.resize(static_cast<size_t>(config.num_hidden_layers));
-  const bool native = passes_codes(config, fp8_shape(limits, types));
+  const bool native = passes_codes(config, fp8_shape(config, limits));
   const auto passes = [&](int64_t layer) { return native && fp8_layer(config, layer); };
   // Of layers that are computed again, or are not trained: what any of them needs.
   bool all_pass = native;
@@ -203,7 +204,7 @@ ModelMemory plan_model_memory(const ModelConfig& config, const ModelLimits& limi
   memory.workspace = scratch_bytes(config, limits) + table_bytes(config, limits) + exchange_bytes(config) +
                      squares_bytes(config, limits) + batch_bytes(limits) +
                      exchange_of_rows_bytes(config, limits) +
-                     Fp8State::planned_bytes(config, fp8_shape(limits, types));
+                     Fp8State::planned_bytes(config, fp8_shape(config, limits));
   return memory;
 }
 

@@ -23,7 +23,7 @@ struct ModelExchange {
 ExpertSplit expert_split(const ModelLimits& limits);
 
 // What quantised operands depend on.
-Fp8StateShape fp8_shape(const ModelLimits& limits, const ComputeTypes& types);
+Fp8StateShape fp8_shape(const ModelConfig& config, const ModelLimits& limits);
 
 // Lays out one micro-batch of `tokens` tokens; the vectors of `act` keep their capacity.
 void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, const ModelLimits& limits,

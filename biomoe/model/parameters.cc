@@ -42,29 +42,28 @@ ParameterList::ParameterList(const ModelConfig& c, const MeshPlace& place)
     spec.first = place.ep_rank * held;
     spec.parts = ep;
   }
-  num_stages_ = stage_of_layer(c.num_hidden_layers) + 1;
+  num_stages_ = dense_stage(c.num_hidden_layers) + 1;
+  const ArenaRegion dense{.copy = place.rank(), .copies = place.size.world()};
+  const ArenaRegion experts{.copy = place.dp_rank, .copies = place.size.dp, .experts = true};
   for (int64_t stage = 0; stage < num_stages_; ++stage) {
-    if (place.size.world() == 1) {
-      lay_out({.stage = stage, .experts = true}, true);
-      continue;
-    }
-    lay_out({.stage = stage, .copy = place.rank(), .copies = place.size.world()}, true);
-    lay_out({.stage = stage, .copy = place.dp_rank, .copies = place.size.dp, .experts = true}, false);
+    ArenaRegion region = stage > 0 && stage % 2 == 0 ? experts : dense;
+    region.stage = stage;
+    lay_out(region);
   }
 }
 
 int64_t ParameterList::stage_of(const ParamSpec& spec) const {
-  if (spec.layer >= 0) return stage_of_layer(spec.layer);
+  if (spec.kind == ParamKind::kExpert) return experts_stage(spec.layer);
+  if (spec.layer >= 0) return dense_stage(spec.layer);
   return spec.kind == ParamKind::kEmbedding ? 0 : num_stages_ - 1;
 }
 
-// Gives places to the parameters of a region: the stage's dense ones or its experts', or both.
-void ParameterList::lay_out(ArenaRegion region, bool dense) {
+// Gives places to the parameters of a region.
+void ParameterList::lay_out(ArenaRegion region) {
   const auto align = [this](int64_t to) { arena_elements_ = (arena_elements_ + to - 1) / to * to; };
   region.begin = arena_elements_;
   for (ParamSpec& spec : specs_) {
-    if (stage_of(spec) != region.stage || !(spec.kind == ParamKind::kExpert ? region.experts : dense))
-      continue;
+    if (stage_of(spec) != region.stage) continue;
     // k_proj and v_proj follow q_proj with no gap, so that the three read as one matrix.
     const bool follows = spec.name.ends_with("k_proj.weight") || spec.name.ends_with("v_proj.weight");
     if (!follows) align(kAlignElements);
@@ -74,7 +73,7 @@ void ParameterList::lay_out(ArenaRegion region, bool dense) {
   const int64_t unit = kAlignElements * region.copies;
   region.count = (arena_elements_ - region.begin + unit - 1) / unit * unit;
   arena_elements_ = region.begin + region.count;
-  if (region.count > 0) regions_.push_back(region);
+  regions_.push_back(region);
 }
 
 Shape ParamSpec::whole_shape() const {

@@ -83,11 +83,11 @@ class ParameterList {
   // Of one of specs(), where it is among them.
   size_t index_of(const ParamSpec& spec) const { return static_cast<size_t>(&spec - specs_.data()); }
   // The stages of the forward pass, in the order in which it first reads their parameters: the embedding,
-  // layer 0 to the last, final norm and head.
+  // of each layer what is dense and then the experts, and the final norm with the head.
   int64_t num_stages() const { return num_stages_; }
-  static int64_t stage_of_layer(int64_t layer) { return layer + 1; }
-  // By stage, one after the other in the arenas: of each one for a rank that is alone, else the dense one and
-  // the experts'.
+  static int64_t dense_stage(int64_t layer) { return 2 * layer + 1; }
+  static int64_t experts_stage(int64_t layer) { return 2 * layer + 2; }
+  // One a stage, one after the other in the arenas.
   const std::vector<ArenaRegion>& regions() const { return regions_; }
   int64_t owned_elements() const;
   StateOwners state_owners(const ParamSpec& spec) const;
@@ -100,7 +100,7 @@ class ParameterList {
 
  private:
   int64_t stage_of(const ParamSpec& spec) const;
-  void lay_out(ArenaRegion region, bool dense);
+  void lay_out(ArenaRegion region);
 
   std::vector<ParamSpec> specs_;
   std::vector<ArenaRegion> regions_;

@@ -158,6 +158,17 @@ TensorView OperandQuantizer::matrix(Context& ctx, Operand operand, bool sums_ove
   return quantized(ctx, *this, operand, sums_over_rows, x_RC, {});
 }
 
+void OperandQuantizer::round_weights(Context& ctx, TensorView w_GOI) const {
+  const TensorView matrix(w_GOI.data, w_GOI.dtype, Shape{w_GOI.shape[0] * w_GOI.shape[1], w_GOI.shape[2]});
+  QuantizeArgs args;
+  set_operand(args, quantization_spec(*config, Operand::kWeight, false), matrix);
+  args.group_rows = w_GOI.shape[1];
+  args.dequantized_RC = matrix;
+  if (args.rule == ScaleRule::kGiven)
+    args.given_scales_N = delayed[static_cast<size_t>(Operand::kWeight)].scales_G;
+  quantize(ctx, args);
+}
+
 WeightCodes OperandQuantizer::weight_codes() const {
   return {.rule = quantization_spec(*config, Operand::kWeight, false).rule,
           .codes_EOI = codes.weights_EOI,

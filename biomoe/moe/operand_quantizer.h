@@ -83,6 +83,9 @@ struct OperandQuantizer {
   // The same for a matrix that is one group.
   TensorView matrix(Context& ctx, Operand operand, bool sums_over_rows, TensorView x_RC) const;
 
+  // w becomes what its codes for the forward pass stand for.
+  void round_weights(Context& ctx, TensorView w_GOI) const;
+
   // Native products: where the weights' codes are, and what makes them.
   WeightCodes weight_codes() const;
   void quantize_weights(Context& ctx, TensorView w_GOI) const;

@@ -28,11 +28,11 @@ std::string ScaledSwiGLU::str() const {
   return fmt::format("ScaledSwiGLU(interleave {})", interleave);
 }
 
-std::string fused_mlp_device_obstacle(Device device, int64_t expert_width, int64_t interleave) {
-  if (device == Device::kCpu) return "";
-  if (gpu_compute_capability() != 90) {
+std::string fused_mlp_device_obstacle(int compute_capability, int64_t expert_width, int64_t interleave) {
+  if (compute_capability == 0) return "";
+  if (compute_capability != 90) {
     return fmt::format("this GPU has compute capability {}.{} and the fused kernels are for 9.0",
-                       gpu_compute_capability() / 10, gpu_compute_capability() % 10);
+                       compute_capability / 10, compute_capability % 10);
   }
   if (expert_width % cuda::kGateUpInterleave != 0) {
     return fmt::format("the expert width {} is no multiple of {}", expert_width, cuda::kGateUpInterleave);
@@ -56,7 +56,8 @@ std::string fused_mlp_obstacle(Device device, DType type, const GroupedLinear& g
   if (device == Device::kCuda && type != DType::kBF16) {
     return fmt::format("the GPU's fused kernels compute in BF16, not {}", dtype_name(type));
   }
-  return fused_mlp_device_obstacle(device, down.in_features(), activation.interleave);
+  return fused_mlp_device_obstacle(device == Device::kCpu ? 0 : gpu_compute_capability(), down.in_features(),
+                                   activation.interleave);
 }
 
 Sequential::Sequential(Device device, DType type, std::initializer_list<ExpertLayer> layers, Fusion fusion)

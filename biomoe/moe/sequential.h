@@ -33,9 +33,9 @@ enum class Fusion : uint8_t {
 // Why these three layers cannot run as one operation of `device` that computes in `type`; "" where they can.
 std::string fused_mlp_obstacle(Device device, DType type, const GroupedLinear& gate_up,
                                const ScaledSwiGLU& activation, const GroupedLinear& down);
-// Of these only what the device lacks, for a shape whose weights are not there yet; F is the width of an
-// expert. "" where nothing is lacking.
-std::string fused_mlp_device_obstacle(Device device, int64_t expert_width, int64_t interleave);
+// Of these only what a GPU of this compute capability (10 * major + minor; 0 for the CPU), which need not be
+// here, lacks for experts of this width. "" where nothing is lacking.
+std::string fused_mlp_device_obstacle(int compute_capability, int64_t expert_width, int64_t interleave);
 
 // Of one call and its backward; all views of [R, ...] with room for every row.
 struct SequentialMemory {

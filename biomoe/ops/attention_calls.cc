@@ -14,6 +14,9 @@ namespace {
 // but for one sequence.
 constexpr int64_t kRowsOfCall = 2;
 
+// What those sums, rows of all query heads, are kept below: of larger ones cuDNN's places are in doubt.
+constexpr int64_t kMostSums = int64_t{1} << 31;
+
 constexpr int64_t kTile = 128;  // of queries or keys, the largest in cuDNN's kernels
 
 // Up to 1/8 more: a few plans serve all lengths.
@@ -55,7 +58,9 @@ AttentionCalls attention_calls(const AttentionShape& shape, int64_t sequences, i
   const int64_t longest = std::min(shape.max_seqlen, tokens);
   if (!cut_to_memory) {
     calls.max_seqlen = round_length(longest);
-    const int64_t fit = std::max<int64_t>(1, kRowsOfCall * calls.max_tokens / calls.max_seqlen);
+    const int64_t sums = calls.max_seqlen * shape.num_heads * shape.head_dim;  // of a sequence
+    const int64_t fit = std::max<int64_t>(
+        1, std::min(kRowsOfCall * calls.max_tokens / calls.max_seqlen, (kMostSums - 1) / sums));
     calls.sequences = std::min(calls.sequences, power_below(fit));
     calls.count = (sequences + calls.sequences - 1) / calls.sequences;
     return calls;

@@ -13,6 +13,7 @@ namespace biomoe::cuda {
 // Widths of heads that attention takes: multiples, and the widest of any of its ways.
 inline constexpr int64_t kHeadWidthStep = 16;
 inline constexpr int64_t kWidestHead = 256;
+inline constexpr int64_t kWidestTrainedElsewhere = 128;  // than on Hopper, or in portable kernels
 
 // What the products of experts want: rows of an expert padded to a tile, and gate and up columns in turns of
 // so many, which one thread of a product's epilogue then holds both of.

@@ -196,4 +196,8 @@ int64_t device_sync_calls() {
   return cuda::sync_calls();
 }
 
+int64_t device_reservations() {
+  return cuda::reservations();
+}
+
 }  // namespace biomoe

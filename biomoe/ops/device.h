@@ -133,6 +133,8 @@ class DeviceTimer {
 
 // Calls so far, in this process, that made the host wait for the device.
 int64_t device_sync_calls();
+// Calls so far, in this process, that reserved device or staging memory.
+int64_t device_reservations();
 
 // The same services as a backend defines them (backend/cuda, or backend/no_cuda, which throws).
 namespace cuda {
@@ -164,6 +166,7 @@ void* side_stream(void* queue);
 void fork_side_queue(DeviceState* state, void* queue);
 void mark_side_queue(void* queue, size_t point);
 void join_side_queue(DeviceState* state, void* queue, size_t point);
+int64_t reservations();
 }  // namespace cuda
 
 }  // namespace biomoe

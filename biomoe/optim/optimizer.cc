@@ -108,15 +108,30 @@ void Optimizer::start_step(Context& ctx, double lr) {
 
 void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3,
                      std::span<const TensorView> squares) {
-  for (Shard& shard : shards_) {
-    for (size_t i = 0; i < shard.squares.size(); ++i)
-      shard.squares[i] = squares.empty() ? TensorView() : squares[parameter_of(shard, i)];
-    sum_squares(
-        ctx, {.x_A = gradients_A.rows(shard.begin, shard.count),
-              .segments = shard.segments,
-              .sums_S = exchange_.sums_S.rows(shard.first_sum, static_cast<int64_t>(shard.segments.size())),
-              .partials = shard.squares});
-  }
+  for (size_t region = 0; region < shards_.size(); ++region) add_squares(ctx, gradients_A, region, squares);
+  finish_clip(ctx, max_norm, loss_sums_3);
+}
+
+void Optimizer::add_squares(Context& ctx, TensorView gradients_A, size_t region,
+                            std::span<const TensorView> squares) {
+  Shard& shard = shards_[region];
+  for (size_t i = 0; i < shard.squares.size(); ++i)
+    shard.squares[i] = squares.empty() ? TensorView() : squares[parameter_of(shard, i)];
+  sum_squares(ctx,
+              {.x_A = gradients_A.rows(shard.begin, shard.count),
+               .segments = shard.segments,
+               .sums_S = exchange_.sums_S.rows(shard.first_sum, static_cast<int64_t>(shard.segments.size())),
+               .partials = shard.squares});
+}
+
+void Optimizer::add_squares(Context& ctx, TensorView gradients_A, size_t region, size_t segment) {
+  const Shard& shard = shards_[region];
+  sum_squares(ctx, {.x_A = gradients_A.rows(shard.begin, shard.count),
+                    .segments = std::span(shard.segments).subspan(segment, 1),
+                    .sums_S = exchange_.sums_S.rows(shard.first_sum + static_cast<int64_t>(segment), 1)});
+}
+
+void Optimizer::finish_clip(Context& ctx, double max_norm, TensorView loss_sums_3) {
   if (world_) world_->all_reduce(ctx, exchange_.sums_S, ReduceOp::kSum, "the gradient norm");
   clip_factor(ctx, {.sums_S = exchange_.sums_S,
                     .loss_sums_3 = loss_sums_3,
@@ -127,26 +142,37 @@ void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, Tens
   copy_on_device(ctx, due_5_.data, exchange_.update_5.data, due_5_.bytes());
 }
 
+AdamwArgs Optimizer::update_args(const UpdateArgs& args, const Shard& shard) const {
+  const auto state = [&](const TensorView& state_A) {
+    return state_A ? state_A.rows(shard.state, shard.count) : TensorView();
+  };
+  return {.weights_A = args.weights_A.rows(shard.begin, shard.count),
+          .master_A = state(master_A_),
+          .remainder_A = state(remainder_A_),
+          .grad_A = args.gradients_A.rows(shard.begin, shard.count),
+          .exp_avg_A = state(exp_avg_A_),
+          .exp_avg_sq_A = state(exp_avg_sq_A_),
+          .segments = shard.segments,
+          .codes = shard.codes,
+          .beta1 = config_.betas[0],
+          .beta2 = config_.betas[1],
+          .eps = config_.eps,
+          .weight_decay = config_.weight_decay,
+          .update_5 = due_5_};
+}
+
 void Optimizer::update(Context& ctx, const UpdateArgs& args, size_t region) {
   Shard& shard = shards_[region];
   for (size_t i = 0; i < shard.codes.size(); ++i)
     shard.codes[i] = args.codes.empty() ? WeightCodes() : args.codes[parameter_of(shard, i)];
-  const auto state = [&](const TensorView& state_A) {
-    return state_A ? state_A.rows(shard.state, shard.count) : TensorView();
-  };
-  adamw(ctx, {.weights_A = args.weights_A.rows(shard.begin, shard.count),
-              .master_A = state(master_A_),
-              .remainder_A = state(remainder_A_),
-              .grad_A = args.gradients_A.rows(shard.begin, shard.count),
-              .exp_avg_A = state(exp_avg_A_),
-              .exp_avg_sq_A = state(exp_avg_sq_A_),
-              .segments = shard.segments,
-              .codes = shard.codes,
-              .beta1 = config_.betas[0],
-              .beta2 = config_.betas[1],
-              .eps = config_.eps,
-              .weight_decay = config_.weight_decay,
-              .update_5 = due_5_});
+  adamw(ctx, update_args(args, shard));
+}
+
+void Optimizer::update(Context& ctx, const UpdateArgs& args, size_t region, const ArenaSegment& part) {
+  AdamwArgs update = update_args(args, shards_[region]);
+  update.segments = std::span(&part, 1);
+  update.codes = {};
+  adamw(ctx, update);
 }
 
 void Optimizer::update(Context& ctx, const UpdateArgs& args) {

@@ -52,6 +52,12 @@ class Optimizer {
   // squares: see SumSquaresArgs::partials, one a parameter.
   void clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3 = {},
             std::span<const TensorView> squares = {});
+  // clip in two: the sums of squares of each region, or of one of its segments after the other, in any order
+  // once the gradients are there, and then the rest.
+  void add_squares(Context& ctx, TensorView gradients_A, size_t region,
+                   std::span<const TensorView> squares = {});
+  void add_squares(Context& ctx, TensorView gradients_A, size_t region, size_t segment);
+  void finish_clip(Context& ctx, double max_norm, TensorView loss_sums_3);
   void finish_step(Context& ctx);
 
   // Where an update is and what it writes.
@@ -64,6 +70,10 @@ class Optimizer {
   // The update that is due, of what this rank owns of one of ParameterList::regions(); changes nothing where
   // none is.
   void update(Context& ctx, const UpdateArgs& args, size_t region);
+  // Of a part of one of segments(region), without codes.
+  void update(Context& ctx, const UpdateArgs& args, size_t region, const ArenaSegment& part);
+  // What this rank owns of a region, a segment a parameter (some empty), from the first element that it owns.
+  std::span<const ArenaSegment> segments(size_t region) const { return shards_[region].segments; }
   // All of it; after that none is due.
   void update(Context& ctx, const UpdateArgs& args);
   // Whether update can write codes of the parameter of this number: on a GPU, where this rank owns all of it.
@@ -97,6 +107,7 @@ class Optimizer {
   };
   size_t parameter_of(const Shard& shard, size_t segment) const;
   void add_shard(const ArenaRegion& region);
+  AdamwArgs update_args(const UpdateArgs& args, const Shard& shard) const;
 
   const ParameterList& parameters_;
   AdamwConfig config_;

@@ -6,12 +6,19 @@ namespace biomoe {
 
 void Fp8Config::validate() const {
   const Fp8RecipeOptions& options = fp8_recipe_kwargs;
-  if (options.margin < -64 || options.margin > 64) {
-    throw user_error("fp8_config.fp8_recipe_kwargs.margin={} is outside [-64, 64]", options.margin);
+  // Below 0 the largest values saturate; beyond 8 the largest one of E4M3 is under 2 of 448, and most fall
+  // among its subnormals.
+  if (options.margin < 0 || options.margin > 8) {
+    throw user_error("fp8_config.fp8_recipe_kwargs.margin={} is outside [0, 8]", options.margin);
   }
   if (options.amax_history_len < 1 || options.amax_history_len > 65536) {
     throw user_error("fp8_config.fp8_recipe_kwargs.amax_history_len={} is outside [1, 65536]",
                      options.amax_history_len);
+  }
+  if (quantized_model_init_kwargs.enabled && !enabled) {
+    throw user_error(
+        "fp8_config.quantized_model_init_kwargs.enabled=true keeps weights in 8 bits; set "
+        "fp8_config.enabled=true");
   }
 }
 

@@ -57,12 +57,35 @@ struct Fp8RecipeOptions {
   }
 };
 
+// fp8_config.quantized_model_init_kwargs
+struct QuantizedInitOptions {
+  bool enabled = false;
+  bool preserve_high_precision_init_val = false;
+
+  template <typename Visitor>
+  void visit(Visitor& v) {
+    v.field(
+        "enabled", enabled,
+        "keep weights as 8-bit codes and fp32 masters, with no 16-bit copy beside them; they begin as what "
+        "their codes stand for");
+    v.field("preserve_high_precision_init_val", preserve_high_precision_init_val,
+            "masters begin with the initial weights as they are instead");
+  }
+};
+
 // fp8_config
 struct Fp8Config {
   bool enabled = false;
   Fp8Recipe fp8_recipe = Fp8Recipe::kMxfp8BlockScaling;
   Fp8FormatChoice fp8_format = Fp8FormatChoice::kAuto;
   Fp8RecipeOptions fp8_recipe_kwargs;
+  QuantizedInitOptions quantized_model_init_kwargs;
+
+  // Whether a model's first weights are rounded to what their codes stand for.
+  bool rounds_initial_weights() const {
+    return enabled && quantized_model_init_kwargs.enabled &&
+           !quantized_model_init_kwargs.preserve_high_precision_init_val;
+  }
 
   void validate() const;  // throws user_error naming the key
 
@@ -76,6 +99,7 @@ struct Fp8Config {
         "format of the elements; HYBRID: E5M2 for gradients, E4M3 for the rest; auto: E4M3 for the block "
         "recipes, HYBRID for the others");
     v.section("fp8_recipe_kwargs", fp8_recipe_kwargs);
+    v.section("quantized_model_init_kwargs", quantized_model_init_kwargs);
   }
 };
 

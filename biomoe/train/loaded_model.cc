@@ -25,10 +25,8 @@ bool is_hugging_face(const fs::path& folder) {
 
 DataConfig data_from_json(const nlohmann::json& json, const std::string& origin) {
   DataConfig data = resolve<DataConfig>(parse_yaml(json.dump(), origin)).value;
-  DataConfig checked = data;
-  checked.path = {origin};  // comes with the command
   try {
-    validate_data_config(checked);
+    validate_data_config(data);
   } catch (const Error& error) {
     throw user_error("{}: {}", origin, error.what());
   }

@@ -17,6 +17,12 @@
 namespace biomoe {
 namespace {
 
+uint64_t total_bytes(const std::vector<MemoryRow>& rows) {
+  uint64_t bytes = 0;
+  for (const MemoryRow& row : rows) bytes += row.bytes;
+  return bytes;
+}
+
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
 // The program before it holds anything of the run: what is resident when it starts (pages of the executable
@@ -79,32 +85,82 @@ uint64_t validation_bytes(const DataConfig& data, const WindowIndex& windows) {
 
 // Sizes are counted in 64 bits. What is beyond 2^60 bytes by a rough count in floating point is refused
 // before that; the rough count is at most a few times the true one.
-void refuse_absurd_sizes(const RunConfig& config) {
-  const ModelConfig& m = config.model;
+void refuse_absurd_sizes(const ModelConfig& m, int64_t batch_tokens, int64_t micro_batches,
+                         const std::string& remedy) {
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   const double D = real(m.hidden_size), F = real(m.intermediate_size), E = real(m.num_local_experts);
   const double heads = real(m.num_attention_heads + 2 * m.num_key_value_heads) * real(m.key_width());
   const double k = real(m.num_experts_per_tok), L = real(m.num_hidden_layers), V = real(m.vocab_size);
   const double parameters = 2 * V * D + L * (3 * E * F * D + 2 * heads * D + E * D);
   const double a_token = (L + 2) * (k * (6 * F + 4 * D) + 10 * D + 4 * heads + 4 * E) + V;
-  const double tokens = real(config.dataset.token_micro_batch_size);
-  const double bytes = 4 * (8 * parameters + tokens * a_token) + 64 * tokens * real(config.grad_acc_steps);
+  const double tokens = real(batch_tokens);
+  const double bytes = 4 * (8 * parameters + tokens * a_token) + 64 * tokens * real(micro_batches);
   if (bytes < 0x1p60) return;
   throw user_error(
       "the run needs about {:.0e} bytes of memory: the model has about {:.1e} parameters and a "
-      "micro-batch {} tokens; choose smaller sizes in config_kwargs or dataset.token_micro_batch_size",
-      bytes, parameters, config.dataset.token_micro_batch_size);
+      "micro-batch {} tokens; choose {}",
+      bytes, parameters, batch_tokens, remedy);
 }
 
-constexpr const char* kSmallerModel = "a smaller model (config_kwargs)";
+MemoryRemedies config_remedies(const RunConfig& config) {
+  // Weights in 8 bits need the masters.
+  const char* also = config.fp8_config.quantized_model_init_kwargs.enabled
+                         ? " with fp8_config.quantized_model_init_kwargs.enabled=false"
+                         : "";
+  return {.sizes = "smaller sizes in config_kwargs or dataset.token_micro_batch_size",
+          .model = "a smaller model (config_kwargs)",
+          .states = fmt::format("optimizer_states=bf16{}", also),
+          .masters = fmt::format("optimizer_store_param_remainders=true, or optimizer_states=bf16{}", also),
+          .activations = fmt::format("dataset.token_micro_batch_size below {} (with more grad_acc_steps), or "
+                                     "recompute_layers up to {}",
+                                     config.dataset.token_micro_batch_size, config.model.num_hidden_layers),
+          .scratch = "a smaller dataset.max_seq_length or num_threads",
+          .batches = "a smaller dataset.token_micro_batch_size, grad_acc_steps or dataset.num_workers",
+          .threads = "a smaller num_threads"};
+}
+
+// What a model and its optimiser take from the memory of their device, the driver's share on a GPU included.
+std::vector<MemoryRow> device_memory_rows(const ModelConfig& model, const ModelLimits& limits,
+                                          const OptimizerOptions& optimizer, const MemoryRemedies& remedies) {
+  const ModelMemory planned = plan_model_memory(model, limits);
+  const OptimizerMemory states = Optimizer::plan_memory(ParameterList(model, limits.place), optimizer);
+  const bool wide_states = limits.device != Device::kCpu && optimizer.states == OptimizerStates::kFp32;
+  std::vector<MemoryRow> rows{{"weights", planned.weights, remedies.model},
+                              {"gradients", planned.gradients, remedies.model},
+                              {"optimiser moments", states.moments + states.exchange + states.due,
+                               wide_states ? remedies.states : remedies.model},
+                              {"activations", planned.saved_activations, remedies.activations},
+                              {"scratch and tables", planned.workspace, remedies.scratch}};
+  if (limits.device == Device::kCpu) return rows;
+  if (states.masters > 0) {
+    rows.push_back({optimizer.store_param_remainders ? "remainders of masters" : "fp32 masters",
+                    states.masters, remedies.masters});
+  }
+  rows.push_back({"workspace of products", cuda::kProductWorkspaceBytes, ""});
+  rows.push_back({"driver and kernels", kGpuContextBytes, ""});
+  if (const uint64_t bytes = nccl_bytes(limits.place.size); bytes > 0)
+    rows.push_back({"messages between GPUs", bytes, ""});
+  return rows;
+}
+
+// What the model and the optimiser take, on their device; and on the host where that is a GPU, the driver.
+RunMemory device_memory(const ModelConfig& model, const ModelLimits& limits,
+                        const OptimizerOptions& optimizer, const MemoryRemedies& remedies) {
+  const auto rows = device_memory_rows(model, limits, optimizer, remedies);
+  if (limits.device == Device::kCpu) return {.rows = rows};
+  return {.rows = {{"driver on the host", kGpuHostBytes, ""}}, .gpu_rows = rows};
+}
+
+// What every rank has.
+void add_process_rows(const MeshSize& mesh, int64_t threads, const MemoryRemedies& remedies,
+                      RunMemory& memory) {
+  memory.rows.push_back({"messages between ranks", message_bytes(mesh), ""});
+  memory.rows.push_back({"program and threads",
+                         kResidentAtStart + kProgramBytes + static_cast<uint64_t>(threads) * kThreadBytes,
+                         remedies.threads});
+}
 
 }  // namespace
-
-uint64_t total_bytes(const std::vector<MemoryRow>& rows) {
-  uint64_t bytes = 0;
-  for (const MemoryRow& row : rows) bytes += row.bytes;
-  return bytes;
-}
 
 uint64_t RunMemory::total() const {
   return total_bytes(rows);
@@ -114,39 +170,14 @@ uint64_t RunMemory::gpu_total() const {
   return total_bytes(gpu_rows);
 }
 
-std::vector<MemoryRow> device_memory_rows(const ModelConfig& model, const ModelLimits& limits,
-                                          const OptimizerOptions& optimizer) {
-  const ModelMemory planned = plan_model_memory(model, limits);
-  const OptimizerMemory states = Optimizer::plan_memory(ParameterList(model, limits.place), optimizer);
-  const bool wide_states = limits.device != Device::kCpu && optimizer.states == OptimizerStates::kFp32;
-  std::vector<MemoryRow> rows{
-      {"weights", planned.weights, kSmallerModel},
-      {"gradients", planned.gradients, kSmallerModel},
-      {"optimiser moments", states.moments + states.exchange + states.due,
-       wide_states ? "optimizer_states=bf16" : kSmallerModel},
-      {"activations", planned.saved_activations,
-       fmt::format("dataset.token_micro_batch_size below {} (with more grad_acc_steps), or "
-                   "recompute_layers up to {}",
-                   limits.max_tokens, model.num_hidden_layers)},
-      {"scratch and tables", planned.workspace, "a smaller dataset.max_seq_length or num_threads"}};
-  if (limits.device == Device::kCpu) return rows;
-  if (states.masters > 0) {
-    rows.push_back({optimizer.store_param_remainders ? "remainders of masters" : "fp32 masters",
-                    states.masters, "optimizer_store_param_remainders=true, or optimizer_states=bf16"});
-  }
-  rows.push_back({"workspace of products", cuda::kProductWorkspaceBytes, ""});
-  rows.push_back({"driver and kernels", kGpuContextBytes, ""});
-  if (const uint64_t bytes = nccl_bytes(limits.place.size); bytes > 0)
-    rows.push_back({"messages between GPUs", bytes, ""});
-  return rows;
-}
-
 Device planned_device(DeviceChoice choice) {
   return choice == DeviceChoice::kCuda ? Device::kCuda : resolved_device(choice);
 }
 
 RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
-  refuse_absurd_sizes(config);
+  const MemoryRemedies remedies = config_remedies(config);
+  refuse_absurd_sizes(config.model, config.dataset.token_micro_batch_size, config.grad_acc_steps,
+                      remedies.sizes);
   const ParameterList parameters(config.model, planned_place(config));
   const Device device = planned_device(config.device);
   const DataConfig& data = config.dataset;
@@ -162,28 +193,30 @@ RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
   } else if (!dataset && (data.validation_fraction > 0 || !data.validation_path.empty())) {
     validation = validation_bytes(data, elsewhere);
   }
-  const auto threads =
-      static_cast<uint64_t>(resolved_threads(config.num_threads) + data.num_workers + (staged ? 1 : 0));
-  RunMemory memory;
-  const auto on_device = device_memory_rows(config.model, planned_limits(config, true, device),
-                                            optimizer_options(config, device));
-  if (device == Device::kCpu) {
-    memory.rows = on_device;
-  } else {
-    memory.gpu_rows = on_device;
-    memory.rows = {{"model on the host", ModelImage::planned_bytes(parameters, device, true), kSmallerModel},
-                   {"driver on the host", kGpuHostBytes, ""}};
+  RunMemory memory = device_memory(config.model, planned_limits(config, true, device),
+                                   optimizer_options(config, device), remedies);
+  if (device != Device::kCpu) {
+    memory.rows.push_back(
+        {"model on the host", ModelImage::planned_bytes(parameters, device, true), remedies.model});
   }
   memory.rows.insert(
       memory.rows.end(),
       {{"checkpoint copy", staged ? staging_bytes(parameters) : 0, "checkpoint.async_save=false"},
        {"sequences", dataset ? dataset_bytes(*dataset) : 0, "fewer sequences in dataset.path"},
-       {"batches", batches,
-        "a smaller dataset.token_micro_batch_size, grad_acc_steps or dataset.num_workers"},
-       {"validation", validation, "fewer records held out"},
-       {"messages between ranks", message_bytes(planned_place(config).size), ""},
-       {"program and threads", kResidentAtStart + kProgramBytes + threads * kThreadBytes,
-        "a smaller num_threads"}});
+       {"batches", batches, remedies.batches},
+       {"validation", validation, "fewer records held out"}});
+  const int64_t threads = resolved_threads(config.num_threads) + data.num_workers + (staged ? 1 : 0);
+  add_process_rows(planned_place(config).size, threads, remedies, memory);
+  return memory;
+}
+
+RunMemory plan_step_memory(const ModelConfig& model, const ModelLimits& limits,
+                           const OptimizerOptions& optimizer, const MemoryRemedies& remedies) {
+  refuse_absurd_sizes(model, limits.max_tokens, limits.micro_batches, remedies.sizes);
+  RunMemory memory = device_memory(model, limits, optimizer, remedies);
+  const auto batches = static_cast<uint64_t>(limits.micro_batches);
+  memory.rows.push_back({"batches", batches * Batch::planned_bytes(limits.max_tokens), remedies.batches});
+  add_process_rows(limits.place.size, limits.num_threads, remedies, memory);
   return memory;
 }
 
@@ -220,8 +253,7 @@ void require_memory(const RunMemory& memory, uint64_t held, uint64_t available) 
   require_rows(memory.rows, "memory", held, available);
 }
 
-void require_memory_for(const RunConfig& config, const Dataset& dataset, int64_t ranks_on_host) {
-  const RunMemory memory = plan_run_memory(config, &dataset);
+void require_memory_here(const RunMemory& memory, int64_t ranks_on_host) {
   require_memory(memory, resident_memory(), available_memory() / static_cast<uint64_t>(ranks_on_host));
   if (!memory.gpu_rows.empty()) {
     require_rows(memory.gpu_rows, "GPU memory", 0, device_info(Device::kCuda).free_bytes);

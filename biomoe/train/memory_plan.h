@@ -25,10 +25,11 @@ struct RunMemory {
   uint64_t gpu_total() const;
 };
 
-// What a model and its optimiser take from the memory of their device, the driver's share on a GPU included.
-std::vector<MemoryRow> device_memory_rows(const ModelConfig& model, const ModelLimits& limits,
-                                          const OptimizerOptions& optimizer);
-uint64_t total_bytes(const std::vector<MemoryRow>& rows);
+// Settings that make a part of the memory smaller, in the words of the command that planned it.
+struct MemoryRemedies {
+  std::string sizes;  // where they are beyond counting
+  std::string model, states, masters, activations, scratch, batches, threads;
+};
 
 // Most resident bytes that training with `config` (vocab_size resolved) has at any time. Each row comes from
 // the code that lays that part out. Of a run of many ranks, it is one rank's. `dataset` is what the run
@@ -36,6 +37,11 @@ uint64_t total_bytes(const std::vector<MemoryRow>& rows);
 // when it is configured. Sequences spilled to a file are not counted: the system drops their pages when it
 // needs room.
 RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset);
+
+// The same for training steps alone, of one rank of limits.place, on batches of limits.max_tokens: without a
+// data set, checkpoints, or a copy of the model on the host.
+RunMemory plan_step_memory(const ModelConfig& model, const ModelLimits& limits,
+                           const OptimizerOptions& optimizer, const MemoryRemedies& remedies);
 
 // The device that a plan is for: the one asked for, here or not; auto: the one a run would take here.
 Device planned_device(DeviceChoice choice);
@@ -52,7 +58,7 @@ FitLine fit_line(const std::vector<MemoryRow>& rows, uint64_t bytes);
 // `held` of the planned bytes are resident in this process already, so `available` does not hold them.
 void require_memory(const RunMemory& memory, uint64_t held, uint64_t available);
 
-// As above, for a run that starts now on this machine, or one of `ranks_on_host` alike.
-void require_memory_for(const RunConfig& config, const Dataset& dataset, int64_t ranks_on_host = 1);
+// As above, for what starts now on this machine, as one of `ranks_on_host` alike, and for its GPU.
+void require_memory_here(const RunMemory& memory, int64_t ranks_on_host);
 
 }  // namespace biomoe

@@ -52,7 +52,14 @@ void ModelImage::add_fp8_state() {
     scales_N_ = fp8_arena_.tensor(DType::kF32, scales_N_.shape);
     std::fill_n(scales_N_.f32(), scales_N_.num_elements(), 1.0f);
   }
-  groups_.push_back({"fp8", {{"amax_history", amax_HN_}, {"scales", scales_N_}}});
+  groups_.push_back({kFp8Group, {{"amax_history", amax_HN_}, {"scales", scales_N_}}});
+  owned_groups_.push_back(groups_.back());
+  if (!mesh_ || mesh_->rank() == 0) return;
+  // All ranks hold the same, and the first saves it.
+  for (NamedTensor& tensor : owned_groups_.back().tensors) {
+    tensor.part = TensorPart{tensor.view.shape, 0};
+    tensor.view = TensorView(tensor.view.data, tensor.view.dtype, Shape{0});
+  }
 }
 
 // Parameters as the model reads them, or moments in the same places; of the experts only those held here.
@@ -95,6 +102,15 @@ StateArena ModelImage::state_arena(const ParamSpec& spec, const TensorView& aren
 void ModelImage::initialize(uint64_t seed) {
   for (const auto& spec : model_.parameters().specs())
     model_.initial_values(spec, seed, weights() + spec.offset);
+}
+
+void ModelImage::round_weights_to_codes_sync() {
+  model_.round_weights_to_codes();
+  if (model_.limits().device == Device::kCpu) return;
+  ParameterIo io(model_.context(), model_.types());
+  for (const auto& spec : model_.parameters().specs())
+    io.read_sync(spec, model_.weights_A(), weights() + spec.offset);
+  upload_sync();
 }
 
 void ModelImage::download_sync() {

@@ -18,6 +18,8 @@ namespace biomoe {
 // all without loss and in the layout of the hub.
 class ModelImage {
  public:
+  static constexpr const char* kFp8Group = "fp8";  // what DelayedScaling keeps; other runs have no such group
+
   // The model and the optimiser (null: weights only) must outlive the image, as must the mesh of a rank that
   // is not alone.
   ModelImage(Model& model, Optimizer* optimizer, const Mesh* mesh = nullptr);
@@ -32,6 +34,9 @@ class ModelImage {
   float* weights() const { return weights_A_.f32(); }  // flat, see ParamSpec::offset
 
   void initialize(uint64_t seed);  // Model::initial_values, on the image alone
+  // After upload_sync, before the first step: the weights that products quantise become what their codes
+  // stand for, in the model, in its masters and here.
+  void round_weights_to_codes_sync();
   void download_sync();
   void upload_sync();
 

@@ -131,7 +131,8 @@ void Progress::show(const std::string& line, bool last) {
 }
 
 std::string training_details(const TrainingFigures& figures) {
-  return fmt::format("loss {:.4f}  {:.4f} nats/base  {} tokens/s", figures.loss, figures.nats_per_base,
+  const std::string nats = figures.nats_per_base ? fmt::format("{:.4f}", *figures.nats_per_base) : "-";
+  return fmt::format("loss {:.4f}  {} nats/base  {} tokens/s", figures.loss, nats,
                      count_text(figures.tokens_per_s));
 }
 

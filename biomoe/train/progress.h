@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -65,7 +66,7 @@ class Progress {
 // What a training step shows beside the progress of the run.
 struct TrainingFigures {
   double loss = 0;
-  double nats_per_base = 0;
+  std::optional<double> nats_per_base{};  // nothing where nothing was predicted
   double tokens_per_s = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "biomoe/config/launch.h"
+#include "biomoe/core/console.h"
 #include "biomoe/core/version.h"
 #include "biomoe/dist/gpus.h"
 #include "biomoe/dist/group_comm.h"
@@ -82,23 +83,6 @@ int64_t threads_of_rank(int64_t on_host) {
   return std::min(allowed, share);
 }
 
-// Refuses what ranks cannot do yet.
-void require_supported(const RunConfig& config, const MeshSize& mesh) {
-  if (config.fp8_config.enabled && config.fp8_config.fp8_recipe == Fp8Recipe::kDelayedScaling) {
-    throw user_error(
-        "{} ranks train without DelayedScaling in this version, whose scales are of all ranks' values; "
-        "choose "
-        "another fp8_config.fp8_recipe",
-        mesh.world());
-  }
-  if (!config.init_from.empty() && mesh.ep > 1) {
-    throw user_error(
-        "init_from is for runs with parallelism.ep_size=1; make a checkpoint of it first, from which any "
-        "ranks go on: biomoe checkpoint import {} {}",
-        config.init_from, config.run_dir);
-  }
-}
-
 // Where the ranks of this one's host stand among all.
 struct HostPlace {
   int64_t ranks = 0;  // on this host
@@ -149,6 +133,8 @@ void settle_device(RunConfig& config, Comm& world, const HostPlace& place) {
     throw user_error("rank {}: device=cuda: {}", first - problems.begin(), *first);
   } else {
     config.device = DeviceChoice::kCpu;
+    if (world.rank() == 0)
+      tell(stdout, "device=auto: on the CPUs, since on rank {} {}\n", first - problems.begin(), *first);
   }
 }
 
@@ -185,7 +171,6 @@ Ranks start_ranks(RunConfig& config) {
         resolve_mesh(parallelism.dp_size, parallelism.ep_size, world->size(), config.model.num_local_experts);
     config.parallelism.dp_size = mesh.dp;
     if (world->size() > 1) {
-      require_supported(config, mesh);
       place = host_place(*world);
       settle_device(config, *world, place);
     }

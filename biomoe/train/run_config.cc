@@ -18,6 +18,7 @@ namespace {
 
 constexpr int64_t kMaxThreads = 1024;
 constexpr double kMaxTimeout = 86400;
+constexpr int kTunedCapability = 90;  // of the GPU whose kernels are tuned: Hopper
 
 }  // namespace
 
@@ -61,6 +62,14 @@ void RunConfig::validate() const {
   if (!fp8_config.enabled && std::find(precisions.begin(), precisions.end(), "fp8") != precisions.end()) {
     throw user_error("config_kwargs.layer_precision asks for fp8; set fp8_config.enabled=true");
   }
+  if (fp8_config.quantized_model_init_kwargs.enabled &&
+      (optimizer_states != OptimizerStates::kFp32 || !optimizer_store_param_remainders)) {
+    throw user_error(
+        "fp8_config.quantized_model_init_kwargs.enabled=true keeps weights as 8-bit codes and fp32 masters "
+        "alone; set {}",
+        optimizer_states != OptimizerStates::kFp32 ? "optimizer_states=fp32"
+                                                   : "optimizer_store_param_remainders=true");
+  }
   adamw.validate();
   schedule.validate();
   validate_data_config(dataset);
@@ -87,16 +96,21 @@ Device resolved_device(DeviceChoice choice) {
   if (choice == DeviceChoice::kCpu) return Device::kCpu;
   std::string why;
   if (device_available(Device::kCuda, &why)) return Device::kCuda;
-  if (choice == DeviceChoice::kCuda) throw user_error("device=cuda: {}; set device=cpu", why);
+  if (choice == DeviceChoice::kCuda) throw user_error("device=cuda: {}, or set device=cpu", why);
   return Device::kCpu;
+}
+
+int target_capability(Device device) {
+  if (device == Device::kCpu) return 0;
+  return device_available(device) ? device_info(device).compute_capability : kTunedCapability;
 }
 
 ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, const ModelConfig& model,
                                        bool portable_kernels) {
-  const bool hopper =
-      device == Device::kCuda && !portable_kernels && device_info(device).compute_capability == 90;
+  const int capability = target_capability(device);
+  const bool hopper = capability == kTunedCapability && !portable_kernels;
   const std::string obstacle = fused_mlp_device_obstacle(
-      device, model.intermediate_size, compute_types(device, model, false).gate_up_interleave);
+      capability, model.intermediate_size, compute_types(device, model, false).gate_up_interleave);
   const auto mode = [&] {
     if (choice != ExpertFfnChoice::kAuto) return static_cast<ExpertFfnMode>(static_cast<int>(choice) - 1);
     if (device == Device::kCuda && !hopper) return ExpertFfnMode::kLoop;
@@ -116,14 +130,45 @@ ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, co
   return mode;
 }
 
-void require_device_for(const ModelConfig& model, Device device) {
+namespace {
+
+void require_head_width(const ModelConfig& model, Device device, bool portable_kernels) {
   const int64_t width = model.key_width();
-  if (device == Device::kCpu || (width % cuda::kHeadWidthStep == 0 && width <= cuda::kWidestHead)) return;
+  const bool tuned = target_capability(device) == kTunedCapability && !portable_kernels;
+  const int64_t widest = tuned ? cuda::kWidestHead : cuda::kWidestTrainedElsewhere;
+  if (device == Device::kCpu || (width % cuda::kHeadWidthStep == 0 && width <= widest)) return;
   throw user_error(
-      "heads are {} wide; attention with device=cuda takes multiples of {} up to {}: set "
-      "config_kwargs.head_dim, or "
-      "device=cpu",
-      width, cuda::kHeadWidthStep, cuda::kWidestHead);
+      "heads are {} wide; training with device=cuda takes multiples of {} up to {}{}: set "
+      "config_kwargs.head_dim, or device=cpu",
+      width, cuda::kHeadWidthStep, widest,
+      tuned              ? ""
+      : portable_kernels ? " with portable_kernels"
+                         : " on this GPU");
+}
+
+void require_supported_over_ranks(const RunConfig& config, const MeshSize& mesh) {
+  if (!config.init_from.empty() && mesh.ep > 1) {
+    throw user_error(
+        "init_from is for runs with parallelism.ep_size=1; make a checkpoint of it first, from which any "
+        "ranks go on: biomoe checkpoint import {} {}",
+        config.init_from, config.run_dir);
+  }
+}
+
+}  // namespace
+
+void require_supported(const RunConfig& config, Device device, const MeshSize& mesh) {
+  require_supported_over_ranks(config, mesh);
+  require_head_width(config.model, device, config.portable_kernels);
+  if (config.sanity_check && config.num_train_steps < 2) {
+    throw user_error("sanity_check=true compares the first loss with the last; set num_train_steps above 1");
+  }
+  if (device == Device::kCpu && config.optimizer_states != OptimizerStates::kFp32) {
+    throw user_error("optimizer_states={} needs device=cuda: on the CPU all states are fp32",
+                     kOptimizerStatesNames[static_cast<size_t>(config.optimizer_states)]);
+  }
+  resolved_expert_ffn_mode(config.expert_ffn_mode, device, config.model, config.portable_kernels);
+  resolved_fp8_config(config.fp8_config, device);
 }
 
 Fp8Config resolved_fp8_config(const Fp8Config& config, Device device) {
@@ -150,14 +195,43 @@ void resolve_model(RunConfig& config, const Vocabulary& vocabulary) {
   ModelConfig& model = config.model;
   if (model.vocab_size == 0) model.vocab_size = vocabulary.size();
   if (model.vocab_size < vocabulary.size()) {
-    throw user_error("config_kwargs.vocab_size={} is below the {} entries of the vocabulary {}",
-                     model.vocab_size, vocabulary.size(), vocabulary.name());
+    throw user_error(
+        "config_kwargs.vocab_size={} is below the {} entries of the vocabulary {}; set it to 0 for as many "
+        "as "
+        "the vocabulary has, or choose another dataset.tokenizer_name_or_path",
+        model.vocab_size, vocabulary.size(), vocabulary.name());
   }
   model.validate();
   if (config.dataset.max_seq_length > model.max_position_embeddings) {
     throw user_error("dataset.max_seq_length={} is above config_kwargs.max_position_embeddings={}",
                      config.dataset.max_seq_length, model.max_position_embeddings);
   }
+}
+
+void resolve_model(ResolvedConfig<RunConfig>& resolved, const Vocabulary& vocabulary) {
+  const bool derived = resolved.value.model.vocab_size == 0;
+  resolve_model(resolved.value, vocabulary);
+  if (!derived) return;
+  const FieldList list = FieldList::of(resolved.value);
+  for (size_t i = 0; i < resolved.origins.size(); ++i) {
+    if (list.fields()[i].key == "config_kwargs.vocab_size")
+      resolved.origins[i] = {.kind = Origin::Kind::kDerived,
+                             .file = fmt::format("the vocabulary {}", vocabulary.name())};
+  }
+}
+
+std::string unused_fp8_keys(const ResolvedConfig<RunConfig>& resolved) {
+  constexpr std::string_view kSwitch = "fp8_config.enabled";
+  RunConfig copy = resolved.value;  // visit() is for reading and writing
+  const FieldList list = FieldList::of(copy);
+  std::string keys;
+  for (size_t i = 0; i < resolved.origins.size(); ++i) {
+    const std::string& key = list.fields()[i].key;
+    if (!key.starts_with("fp8_config.") || resolved.origins[i].kind == Origin::Kind::kDefault) continue;
+    if (key == kSwitch) return "";  // on, or off on purpose
+    keys += (keys.empty() ? "" : ", ") + key;
+  }
+  return keys.empty() ? "" : fmt::format("{}: without effect; set {}=true", keys, kSwitch);
 }
 
 ResolvedConfig<RunConfig> load_run_config(const ConfigSource& source) {

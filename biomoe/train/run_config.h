@@ -9,6 +9,7 @@
 #include "biomoe/core/context.h"
 #include "biomoe/data/data_config.h"
 #include "biomoe/data/vocabulary.h"
+#include "biomoe/dist/mesh.h"
 #include "biomoe/model/model_config.h"
 #include "biomoe/moe/moe_layer.h"
 #include "biomoe/optim/optim_config.h"
@@ -180,13 +181,19 @@ int resolved_threads(int64_t num_threads);
 // The device that `device` stands for here. Throws user_error when it is asked for and cannot be used.
 Device resolved_device(DeviceChoice choice);
 
-// How the experts run on it, with or without portable_kernels. Throws user_error when the device cannot run
-// them as asked.
+// Compute capability (10 * major + minor) that a run on `device` is planned for: of the GPU here, or where
+// there is none, of Hopper, whose kernels are tuned. 0 for the CPU.
+int target_capability(Device device);
+
+// How the experts run there (see target_capability), with or without portable_kernels. Throws user_error when
+// it cannot run them as asked.
 ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, const ModelConfig& model,
                                        bool portable_kernels = false);
 
-// Throws user_error when the device cannot run the model.
-void require_device_for(const ModelConfig& model, Device device);
+// Throws user_error, naming the key, for what a run on this device and over this mesh cannot do: a width of
+// heads, an optimizer_states, an expert_ffn_mode or an fp8_config that the device lacks, init_from where
+// experts are split, a sanity_check of fewer than two steps.
+void require_supported(const RunConfig& config, Device device, const MeshSize& mesh);
 
 // fp8_config as it runs on the device. Throws user_error when it cannot be emulated there exactly.
 Fp8Config resolved_fp8_config(const Fp8Config& config, Device device);
@@ -194,9 +201,14 @@ Fp8Config resolved_fp8_config(const Fp8Config& config, Device device);
 // What poison_activations stands for in this build.
 bool resolved_poison_activations(const std::optional<bool>& value);
 
-// Takes the size of the vocabulary where vocab_size is 0. Throws user_error for a model that is out of range
-// or does not fit the vocabulary or the windows.
+// Takes the size of the vocabulary where vocab_size is 0, and says so in the origin of that key. Throws
+// user_error for a model that is out of range or does not fit the vocabulary or the windows.
 void resolve_model(RunConfig& config, const Vocabulary& vocabulary);
+void resolve_model(ResolvedConfig<RunConfig>& resolved, const Vocabulary& vocabulary);
+
+// One line naming the keys of fp8_config that are set and change nothing, since fp8_config.enabled is not set
+// at all; "" where there are none.
+std::string unused_fp8_keys(const ResolvedConfig<RunConfig>& resolved);
 
 // Loads and resolves; config_name_or_path's config.json lies under config_kwargs.
 ResolvedConfig<RunConfig> load_run_config(const ConfigSource& source);

@@ -84,15 +84,16 @@ void RunLog::step(const StepRecord& record, const StepResult& result, const Rout
   const double steps = static_cast<double>(interval_.steps);
   const double seconds = std::max(interval_.step_seconds, 1e-9);
   const double tokens_per_s = static_cast<double>(interval_.tokens) / seconds;
-  details_ = training_details(
-      {.loss = result.loss, .nats_per_base = result.nats_per_target, .tokens_per_s = tokens_per_s});
+  const std::optional<double> nats =
+      result.targets > 0 ? std::optional(result.nats_per_target) : std::nullopt;
+  details_ = training_details({.loss = result.loss, .nats_per_base = nats, .tokens_per_s = tokens_per_s});
   progress_.update(record.step, details_);
   if (record.step % frequency_ != 0 && record.step != 1 && record.step != num_steps_) return;
   write({{"step", record.step},
          {"tokens", record.tokens},
          {"loss", result.loss},
          {"lm_loss", result.lm_loss},
-         {"nats_per_base", result.nats_per_target},
+         {"nats_per_base", nats ? Json(*nats) : Json()},
          {"lr", record.lr},
          {"grad_norm", result.grad_norm},
          {"tokens_per_s", tokens_per_s},

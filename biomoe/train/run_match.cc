@@ -17,11 +17,12 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 // Sections end with a dot. The model has a comparison of its own.
-constexpr std::array<std::string_view, 21> kNotOfTraining{"run_dir",
+constexpr std::array<std::string_view, 22> kNotOfTraining{"run_dir",
                                                           "config_name_or_path",
                                                           "init_from",
                                                           "config_kwargs.",
                                                           "expert_ffn_mode",
+                                                          "fp8_config.quantized_model_init_kwargs.",
                                                           "num_train_steps",
                                                           "device",
                                                           "optimizer_store_param_remainders",
@@ -103,6 +104,10 @@ bool had_checkpoint(const fs::path& run, const RunConfig& config) {
          last_step_of(run / "metrics.jsonl") / 2 >= every;
 }
 
+RunConfig config_of(const TrainingState& state, const std::string& origin) {
+  return resolve<RunConfig>(parse_yaml(state.config_yaml, origin + " (its configuration)")).value;
+}
+
 bool holds_something(const fs::path& file) {
   std::error_code error;
   return fs::exists(file, error) && !(fs::is_regular_file(file, error) && fs::file_size(file, error) == 0);
@@ -146,8 +151,7 @@ std::string split_id(const DataConfig& config, const Dataset& dataset) {
 
 std::string check_continuation(const TrainingState& state, const std::string& origin, const RunConfig& config,
                                const std::string& split) {
-  const RunConfig before =
-      resolve<RunConfig>(parse_yaml(state.config_yaml, origin + " (its configuration)")).value;
+  const RunConfig before = config_of(state, origin);
   const auto saved = state.data.find("split");
   const bool moved = before.dataset.validation_fraction != config.dataset.validation_fraction ||
                      (saved != state.data.end() && *saved != split);
@@ -158,8 +162,25 @@ std::string check_continuation(const TrainingState& state, const std::string& or
         "or would be trained on; use the same data and validation_fraction, or another run_dir",
         origin, before.dataset.validation_fraction, config.dataset.validation_fraction);
   }
-  const std::string differences = training_differences(before, config);
+  std::string differences = training_differences(before, config);
+  if (before.num_train_steps != config.num_train_steps && config.schedule.num_decay_steps == 0) {
+    differences += fmt::format(
+        "{}num_train_steps={} (now {}, over which the learning rate decays anew: lr_scheduler_kwargs."
+        "num_decay_steps=0)",
+        differences.empty() ? "" : ", ", before.num_train_steps, config.num_train_steps);
+  }
   return differences.empty() ? "" : fmt::format("{}: trained with {}", origin, differences);
+}
+
+void check_amax_history(const TrainingState& state, const std::string& origin, const RunConfig& config) {
+  const int64_t before = config_of(state, origin).fp8_config.fp8_recipe_kwargs.amax_history_len;
+  const int64_t now = config.fp8_config.fp8_recipe_kwargs.amax_history_len;
+  if (before == now) return;
+  throw user_error(
+      "{}: its histories of amax are of fp8_config.fp8_recipe_kwargs.amax_history_len={} steps (now {}); set "
+      "{}, "
+      "or choose another run_dir",
+      origin, before, now, before);
 }
 
 void check_fresh_start(const RunConfig& config, const fs::path& checkpoints) {

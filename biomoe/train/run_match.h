@@ -32,6 +32,10 @@ std::string split_id(const DataConfig& config, const Dataset& dataset);
 std::string check_continuation(const TrainingState& state, const std::string& origin, const RunConfig& config,
                                const std::string& split);
 
+// For a run in DelayedScaling and a checkpoint that holds its scales: user_error when their histories of amax
+// are of different lengths.
+void check_amax_history(const TrainingState& state, const std::string& origin, const RunConfig& config);
+
 // For a run that starts at step 0 because there are no checkpoints: user_error when run_dir holds figures or
 // a configuration that it would overwrite, and they are of another run, or of this one when it had saved
 // checkpoints, or of nothing that this program wrote.

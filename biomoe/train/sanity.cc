@@ -48,10 +48,17 @@ SanityReport check_sanity(const SanityInputs& inputs) {
   };
   if (inputs.first_loss) {
     const double first = *inputs.first_loss, last = inputs.last_loss;
-    const std::string figures = fmt::format("from {:.4f} to {:.4f} in {} steps", first, last, inputs.steps);
+    const std::string figures =
+        fmt::format("from {:.4f} to {:.4f} in {} steps{}", first, last, inputs.steps,
+                    inputs.complete_before ? " when they were made; no step was made now, since the run is "
+                                             "complete (in another run_dir they are "
+                                             "made again)"
+                                           : "");
     add(std::isfinite(last) && last < first, "the loss fell " + figures, "the loss did not fall: " + figures);
   } else {
-    report.failed.push_back("no step was made: the run was complete already; choose another run_dir");
+    report.failed.push_back(
+        "no step was made, and the checkpoint does not tell the loss of its first one; choose another "
+        "run_dir");
   }
   const int ranks = inputs.mesh.size();
   const bool same = same_copies(inputs.model, inputs.mesh);

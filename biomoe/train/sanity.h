@@ -18,10 +18,11 @@ struct SanityReport {
 struct SanityInputs {
   Model& model;
   const Mesh& mesh;
-  std::optional<double> first_loss;  // of the first step made here, if one was
+  std::optional<double> first_loss;  // of the first step of the run, if it is known
   double last_loss = 0;
   int64_t steps = 0;
-  std::string checkpoint;  // "" for none
+  bool complete_before = false;  // no step was made now
+  std::string checkpoint;        // "" for none
 };
 
 // All ranks call it and get the same report: the loss fell, copies of weights are the same bits on the ranks

@@ -9,12 +9,17 @@ namespace biomoe {
 
 struct StepTime {
   double flops = 0;             // of a step of full micro-batches, as step_flops counts them
-  double flops_per_second = 0;  // of a matrix product of the shape that most of them have, on this machine
-  double update_seconds = 0;    // GPU: AdamW's bytes at the memory's rate; on the CPU it is not counted
+  double flops_per_second = 0;  // CPU: of a matrix product of the shape that most of them have, on this
+                                // machine; GPU: of all of a step's products
+  double update_seconds = 0;    // GPU: AdamW's bytes, and those of weights' codes, at the memory's rate; on
+                                // the CPU it is not counted
+  double quantize_seconds = 0;  // GPU: weights read and written again by a recipe that is emulated
   double communication_seconds = 0;  // between GPUs; between CPUs it is not counted
   int num_threads = 1;
   std::string basis;  // where the rate comes from
-  double seconds() const { return flops / flops_per_second + update_seconds + communication_seconds; }
+  double seconds() const {
+    return flops / flops_per_second + update_seconds + quantize_seconds + communication_seconds;
+  }
 };
 
 // Rates between GPUs in bytes a second and direction: NVLink 4 within a host of so many, and a 400 Gbit/s

@@ -99,12 +99,14 @@ void StepRunner::enqueue(std::span<const DeviceBatch* const> batches, double max
     accumulate = true;
   }
   if (several && !count_ahead) share_routing();
-  if (mesh_) model_.share_losses(mesh_->world());
+  if (mesh_) {
+    model_.share_losses(mesh_->world());
+    model_.share_amax(mesh_->world());
+  }
   model_.finish_step(config.router_aux_loss_coef);
   weight_update_.finish_backward();
-  Context& ctx = model_.context();
-  optimizer_.clip(ctx, model_.gradients_A(), max_grad_norm, model_.loss_sums_3(), model_.gradient_squares());
-  optimizer_.finish_step(ctx);
+  weight_update_.clip(max_grad_norm);
+  optimizer_.finish_step(model_.context());
   weight_update_.leave();
 }
 

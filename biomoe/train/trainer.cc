@@ -29,6 +29,12 @@ void note(const std::string& line) {
   tell(stderr, "{}\n", line);
 }
 
+// Before anything is read: refuses what such a run cannot do.
+ResolvedConfig<RunConfig> supported(ResolvedConfig<RunConfig> config, const Ranks& ranks) {
+  require_supported(config.value, resolved_device(config.value.device), ranks.mesh.place().size);
+  return config;
+}
+
 // Values of a checkpoint's state whose names may be absent. Throws user_error naming `origin`.
 class StateReader {
  public:
@@ -66,6 +72,10 @@ class StateReader {
   std::string origin_;
 };
 
+bool holds_scales(const CheckpointHeader& header) {
+  return std::find(header.groups.begin(), header.groups.end(), ModelImage::kFp8Group) != header.groups.end();
+}
+
 }  // namespace
 
 ModelLimits planned_limits(const RunConfig& config, bool training, Device device) {
@@ -74,11 +84,13 @@ ModelLimits planned_limits(const RunConfig& config, bool training, Device device
           .num_threads = resolved_threads(config.num_threads),
           .training = training,
           .recompute_layers = config.recompute_layers,
+          .expert_ffn_mode =
+              resolved_expert_ffn_mode(config.expert_ffn_mode, device, config.model, config.portable_kernels),
           .device = device,
           .micro_batches = config.grad_acc_steps,
           .deterministic = config.deterministic,
           .portable_kernels = config.portable_kernels,
-          .fp8 = config.fp8_config,
+          .fp8 = resolved_fp8_config(config.fp8_config, device),
           .place = planned_place(config),
           .expert_messages = config.parallelism.dispatcher == DispatcherChoice::kNccl};
 }
@@ -88,11 +100,7 @@ MeshPlace planned_place(const RunConfig& config) {
 }
 
 ModelLimits model_limits(const RunConfig& config, bool training) {
-  ModelLimits limits = planned_limits(config, training, resolved_device(config.device));
-  limits.expert_ffn_mode =
-      resolved_expert_ffn_mode(config.expert_ffn_mode, limits.device, config.model, config.portable_kernels);
-  limits.fp8 = resolved_fp8_config(config.fp8_config, limits.device);
-  return limits;
+  return planned_limits(config, training, resolved_device(config.device));
 }
 
 void join_ranks(const Mesh& mesh, DispatcherChoice dispatcher, ModelLimits& limits) {
@@ -110,15 +118,15 @@ bool can_record_steps(const ModelLimits& limits) {
 }
 
 Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::shared_ptr<const Ranks> ranks)
-    : resolved_(std::move(config)),
+    : resolved_(supported(std::move(config), *ranks)),
       config_(resolved_.value),
       dataset_(open_dataset(config_.dataset)),
       split_(split_id(config_.dataset, dataset_)),
       ranks_(std::move(ranks)),
       started_seconds_(started_seconds) {
-  resolve_model(resolved_.value, dataset_.vocabulary);
-  require_device_for(config_.model, resolved_device(config_.device));
-  require_memory_for(config_, dataset_, ranks_->on_host);
+  resolve_model(resolved_, dataset_.vocabulary);
+  require_targets(dataset_, config_.dataset);
+  require_memory_here(plan_run_memory(config_, &dataset_), ranks_->on_host);
   const ModelConfig& model = config_.model;
   const Mesh& mesh = ranks_->mesh;
   ModelLimits limits = model_limits(config_, true);
@@ -152,6 +160,7 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
   }
   resume();
   image_->upload_sync();
+  if (step_ == 0 && config_.fp8_config.rounds_initial_weights()) image_->round_weights_to_codes_sync();
 }
 
 // The first rank looks, and all take what it found: "" for nothing.
@@ -186,18 +195,29 @@ void Trainer::resume() {
   // At step 0 nothing has been trained on yet.
   std::string changed;
   if (state.step > 0) changed = check_continuation(state, latest, config_, split_);
+  std::vector<TensorGroup> groups = image_->groups();
+  if (model_->fp8_state().delayed()) {
+    if (holds_scales(header)) {
+      check_amax_history(state, latest, config_);
+    } else {
+      std::erase_if(groups, [](const TensorGroup& group) { return group.name == ModelImage::kFp8Group; });
+    }
+  }
   const StateReader data(state.data, latest), extra(state.extra, latest);
   const LoaderPosition position{data.count("sample"), data.count("micro_batch")};
   tokens_seen_ = extra.count("tokens");
   loss_ = extra.number("loss");
   masked_before_ = extra.mask_counts("masked");
-  load_checkpoint(latest, image_->groups());
+  if (state.extra.contains("first_loss")) first_loss_ = extra.number("first_loss");
+  load_checkpoint(latest, groups);
   step_ = state.step;
   saved_step_ = state.step;
   optimizer_->set_steps(state.optimizer_step);
   loader_->seek(position);
   if (!ranks_->first()) return;
   if (!changed.empty()) note(changed);
+  if (groups.size() < image_->groups().size())
+    note(fmt::format("{}: holds no scales of DelayedScaling, which begins with 1 and no amax", latest));
   note(fmt::format("resuming from {} at step {}", latest, step_));
 }
 
@@ -215,6 +235,7 @@ nlohmann::json Trainer::state() const {
   state.model = model_json(config_.model);
   state.config_yaml = to_yaml(config_);
   state.extra = {{"tokens", tokens_seen_}, {"loss", loss_}, {"masked", mask_counts_json(mask_counts())}};
+  if (first_loss_) state.extra["first_loss"] = *first_loss_;
   return state.to_json();
 }
 
@@ -235,9 +256,26 @@ double Trainer::over_ranks(double value) const {
   return all_reduce_value(ranks_->mesh.world(), value, ReduceOp::kSum, "the figures of the step");
 }
 
+// An update from finite gradients can still leave the range of fp32, and the next step's loss would tell: too
+// late for the checkpoints that a save prunes.
+void Trainer::require_finite_weights() const {
+  std::string place = model_->first_nonfinite_weight_sync();
+  if (!ranks_->mesh.alone()) {
+    for (const std::string& found : all_gather_text(ranks_->mesh.world(), place, "the check of the weights"))
+      if (place.empty()) place = found;
+  }
+  if (place.empty()) return;
+  throw failure(
+      "step {}: the update left {} with values that are not finite; this step is not saved, and the "
+      "checkpoint "
+      "before it stands. Lower adamw_kwargs.lr or weight_decay",
+      step_, place);
+}
+
 void Trainer::save() {
   if (saved_step_ == step_) return;
   runner_->settle();
+  require_finite_weights();
   image_->download_sync();
   if (!ranks_->mesh.alone()) {
     save_from_ranks(*store_, ranks_->mesh.world(), step_, image_->owned_groups(), state());
@@ -280,8 +318,10 @@ void Trainer::train_one_step(RunLog* log) {
   const double step_end = now_seconds();
   ++step_;
   tokens_seen_ += result.tokens;
-  loss_ = result.loss;
-  if (!first_loss_) first_loss_ = loss_;
+  if (result.targets > 0) {  // otherwise nothing was predicted
+    loss_ = result.loss;
+    if (!first_loss_) first_loss_ = loss_;
+  }
   StepRecord record{.step = step_,
                     .tokens = tokens_seen_,
                     .lr = lr,
@@ -327,6 +367,12 @@ TrainSummary Trainer::run() {
   if (ranks_->first()) {
     prepare_folder();
     print_head();
+    const int64_t every = config_.checkpoint.save_every_n_steps;
+    if (!config_.checkpoint.save_final_model &&
+        (every == 0 || config_.num_train_steps / every == step_ / every))
+      note(
+          "nothing will be saved: checkpoint.save_final_model=false, and no step is one of "
+          "checkpoint.save_every_n_steps");
   }
   const bool alone = ranks_->mesh.alone();
   if (alone && config_.checkpoint.async_save && config_.checkpoint.save_every_n_steps > 0) {
@@ -360,6 +406,7 @@ TrainSummary Trainer::run() {
                                    .first_loss = first_loss_,
                                    .last_loss = loss_,
                                    .steps = step_,
+                                   .complete_before = !first_step_seconds_,
                                    .checkpoint = summary.checkpoint});
   }
   return summary;
@@ -374,6 +421,10 @@ void Trainer::print_head() const {
                                 ? ""
                                 : fmt::format("{} ranks (dp {} x ep {}, {} on this host), each with ",
                                               mesh.world(), mesh.dp, mesh.ep, ranks_->on_host);
+  if (std::string why; config_.device == DeviceChoice::kAuto && model_->limits().device == Device::kCpu &&
+                       !device_available(Device::kCuda, &why)) {
+    tell(stdout, "device=auto: on the CPU, since {}\n", why);
+  }
   tell(stdout, "{} parameters, {} active a token; {}{} threads\n", parameters.num_parameters(),
        parameters.num_active_parameters(), ranks, threads);
   if (config_.fp8_config.enabled) {

@@ -23,10 +23,11 @@
 
 namespace biomoe {
 
-// Sizes that a run's memory is planned for, on the device that the configuration resolves to here.
-ModelLimits model_limits(const RunConfig& config, bool training);
-// The same on a device that need not be here.
+// Sizes and ways that a run has, and that its memory is planned for, on a device that need not be here (see
+// target_capability). Throws user_error as resolved_expert_ffn_mode and resolved_fp8_config do.
 ModelLimits planned_limits(const RunConfig& config, bool training, Device device);
+// The same on the device that the configuration resolves to here.
+ModelLimits model_limits(const RunConfig& config, bool training);
 // Sets what a model over ranks needs of them: its place, and how rows go between them. All ranks call it.
 void join_ranks(const Mesh& mesh, DispatcherChoice dispatcher, ModelLimits& limits);
 // Whether steps of such a model can be recorded: in a loop over experts, and where rows go to other ranks in
@@ -65,6 +66,7 @@ class Trainer {
   MaskCounts mask_counts() const;  // since the start of training, of all ranks
   double over_ranks(double value) const;
   std::string latest_good() const;
+  void require_finite_weights() const;
   void save();
   nlohmann::json state() const;
   Evaluation validate(int64_t max_batches);
@@ -87,11 +89,11 @@ class Trainer {
   int64_t step_ = 0;  // steps done
   int64_t tokens_seen_ = 0;
   int64_t saved_step_ = -1;
-  double loss_ = 0;                   // of the last step done
-  std::optional<double> first_loss_;  // of the first step done here
+  double loss_ = 0;                   // of the last step that predicted something
+  std::optional<double> first_loss_;  // of the first one of the run
   MaskCounts masked_before_;          // of the run that this one resumes
   double started_seconds_ = 0;
-  std::optional<double> first_step_seconds_;  // from the start of the process
+  std::optional<double> first_step_seconds_;  // from the start of the command
 };
 
 }  // namespace biomoe

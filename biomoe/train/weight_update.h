@@ -1,5 +1,6 @@
-// WeightUpdate: the update that a step leaves to the one after it, and what ranks exchange of gradients and
-// weights beside the passes.
+// WeightUpdate: the update that a step leaves to the one after it, and what is done beside the passes: on the
+// CPU the update itself and the gradients' norm, between ranks on GPUs what they exchange of gradients and
+// weights.
 #pragma once
 
 #include <span>
@@ -9,27 +10,34 @@
 #include "biomoe/model/model.h"
 #include "biomoe/ops/device.h"
 #include "biomoe/optim/optimizer.h"
+#include "biomoe/train/piece_list.h"
 
 namespace biomoe {
 
 // A step ends with the gradients and their norm, and the step after it begins with the update. So the weights
 // that a rank updated go to the others beside the forward pass, each stage's until it reaches the stage, as
-// gradients are summed beside the backward pass once a stage is through. The numbers are those of an update
-// made at once.
+// gradients are summed beside the backward pass once a stage is through. On the CPU, where both the update
+// and the norm wait for memory and one thread takes all that memory gives, one thread does them beside the
+// products of the others: of the stages to come in the forward pass, and of those that are through in the
+// backward pass. The numbers are those of an update made at once.
 class WeightUpdate {
  public:
   // `mesh`: null for a rank that is alone.
   WeightUpdate(Model& model, Optimizer& optimizer, const Mesh* mesh);
+  ~WeightUpdate();
+  WeightUpdate(const WeightUpdate&) = delete;
+  WeightUpdate& operator=(const WeightUpdate&) = delete;
 
   // One a parameter: the codes that updates write, see Model::start_step.
   std::span<const WeightCodes> codes() const { return codes_; }
 
   // In a step, in this order: begin; before_forward of each stage; after_backward of each stage, where its
-  // gradients are complete; finish_backward; and after the norm, leave.
+  // gradients are complete; finish_backward; clip; and leave.
   void begin();
   void before_forward(int64_t stage);
   void after_backward(int64_t stage);
   void finish_backward();
+  void clip(double max_norm);
   void leave();
 
   // Outside of steps: makes the update that was left, if any.
@@ -37,6 +45,7 @@ class WeightUpdate {
 
  private:
   Optimizer::UpdateArgs args() const;
+  void list_pieces();
   void update_regions(bool copied);
   void share_device(bool shared);
 
@@ -48,6 +57,8 @@ class WeightUpdate {
   std::vector<bool> copied_;  // by stage: whether other ranks hold some of it
   int64_t last_copied_ = -1;
   int multiprocessors_;  // of the device
+  // On the CPU, of the regions that this rank alone holds; else empty.
+  PieceList updates_, squares_;
   bool left_ = false;
 };
 

@@ -159,6 +159,9 @@ TEST_F(BadInput, FilesThatHoldNoSequences) {
     refuses({"dataset.path=" + path(name)}, {name});
     refuses({"dataset.validation_path=" + path(name), "dataset.validation_fraction=0"}, {name});
   }
+  refuses({"dataset.path=" + write("masked.fa", ">a\nNNNN\n"), "dataset.add_eos=false",
+           "dataset.validation_fraction=0"},
+          {"masked.fa: no token of a sequence counts in the loss", "dataset.mask_degenerate_bases"});
   refuses({"dataset.path=" + path("folder") + "/*.fa"}, {"matches no file"});
   refuses({"dataset.path=[]"}, {"dataset.path"});
 }

@@ -1,5 +1,6 @@
 // Every command: its help, what it refuses on the command line, and the status it returns.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +11,7 @@ namespace biomoe::test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Words = std::vector<std::string>;
@@ -52,6 +54,54 @@ TEST_F(Commands, HelpIsPrintedByEach) {
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("Usage: "), HasSubstr(words.back())));
     EXPECT_THAT(all.out, HasSubstr(words.front()));
   }
+}
+
+TEST_F(Commands, HelpShowsDefaults) {
+  const std::string bench = run({"bench", "step", "--help"}).out;
+  EXPECT_THAT(bench, AllOf(HasSubstr("--seq INT=512"), HasSubstr("--threads INT=0"),
+                           HasSubstr("--cuda-graph BOOLEAN=true"), HasSubstr("--deterministic BOOLEAN=false"),
+                           HasSubstr("--routing TEXT=random"), HasSubstr("--fp8-recipe TEXT ")));
+  const std::string eval = run({"eval", "--help"}).out;
+  EXPECT_THAT(eval, AllOf(HasSubstr("--device TEXT=auto"), HasSubstr("--holdout-fraction FLOAT=0 "),
+                          HasSubstr("--stride INT ")));
+  EXPECT_THAT(eval, ::testing::Not(HasSubstr("[]")));
+  EXPECT_THAT(run({"generate", "--help"}).out, HasSubstr("--max-new-tokens INT=100"));
+}
+
+// Where the switch is not set at all; set to false, the keys are there to be switched on.
+TEST_F(Commands, KeysWithoutEffectAreNamed) {
+  const std::string line =
+      "warning: fp8_config.fp8_recipe, fp8_config.fp8_recipe_kwargs.margin: without effect; set "
+      "fp8_config.enabled=true\n";
+  Words words = train_arguments("run", {"num_train_steps=1", "fp8_config.fp8_recipe=DelayedScaling",
+                                        "fp8_config.fp8_recipe_kwargs.margin=1"});
+  for (const char* command_ : {"train", "plan", "config"}) {
+    words.front() = command_;
+    const Outcome outcome = run(words);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(line));
+    const Outcome off = run(words + Words{"fp8_config.enabled=false"});
+    EXPECT_THAT(off.err, ::testing::Not(HasSubstr("warning")));
+  }
+}
+
+TEST_F(Commands, ARunThatSavesNothingSaysSo) {
+  const Words late{"checkpoint.save_final_model=false", "checkpoint.save_every_n_steps=5"};
+  EXPECT_THAT(train("none", late + Words{"num_train_steps=3"}).err, HasSubstr("nothing will be saved"));
+  EXPECT_THAT(train("some", late + Words{"num_train_steps=5"}).err,
+              ::testing::Not(HasSubstr("nothing will be saved")));
+}
+
+TEST_F(Commands, ARunTellsWhereTheSizeOfItsVocabularyComesFrom) {
+  const auto line_of = [&](const std::string& run_folder, const Words& overrides) {
+    EXPECT_EQ(train(run_folder, overrides + Words{"num_train_steps=1"}).status, 0);
+    const std::string text = read_file(path(run_folder + "/config.yaml"));
+    const size_t begin = text.find("vocab_size: ");
+    return text.substr(begin, text.find('\n', begin) - begin);
+  };
+  EXPECT_THAT(line_of("derived", {}),
+              AllOf(HasSubstr("vocab_size: 16 "), HasSubstr("# from the vocabulary dna")));
+  EXPECT_THAT(line_of("given", {"config_kwargs.vocab_size=32"}), HasSubstr("# command line"));
 }
 
 TEST_F(Commands, InfoTellsHowEachRecipeRuns) {
@@ -243,13 +293,13 @@ TEST_F(Commands, AConfigurationIsPrintedWithItsOrigins) {
 
 TEST_F(Commands, OutputThatCannotBeWrittenIsAFailure) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
-  Command command_ = command({"config", "--reference"});
-  command_.out_path = "/dev/full";
-  const Outcome outcome = Child(command_).wait();
-  EXPECT_EQ(outcome.status, 1);
-  EXPECT_THAT(outcome.err, StartsWith("biomoe: "));
-  command_.arguments = {"--help"};
-  EXPECT_EQ(Child(command_).wait().status, 1);
+  // More and less than a buffer of the C library holds, and what the parser prints by itself.
+  for (const Words& words : {Words{"config", "--reference"}, Words{"info"}, Words{"--help"}}) {
+    SCOPED_TRACE(words.front());
+    Command made = command(words);
+    made.out_path = "/dev/full";
+    expect_error(Child(made).wait(), 1, {"biomoe: standard output could not be written; look at the disk"});
+  }
 }
 
 TEST_F(Commands, AMessageThatCannotBeWrittenIsLostAndNothingElse) {
@@ -318,17 +368,41 @@ TEST_F(Commands, BenchTimesEveryOperation) {
   EXPECT_THAT(outcome.out, HasSubstr("adamw"));
 }
 
+// Every way of running experts beside the loop over them, and the recipes of 8 bits, emulated on a CPU.
 TEST_F(Commands, BenchShowsExpertModesSideBySideAndSkewsRouting) {
   const Outcome outcome =
       run({"bench",   "moe", "--device",      "cpu", "--layers",  "2",      "--hidden", "16",
            "--ffn",   "16",  "--num-experts", "4",   "--seq",     "16",     "--batch",  "2",
            "--steps", "1",   "--warmup",      "0",   "--routing", "skewed", "--json",   path("moe.json")});
   EXPECT_EQ(outcome.status, 0) << outcome.err;
-  const auto rows = nlohmann::json::parse(read_file(path("moe.json")))["rows"];
-  ASSERT_EQ(rows.size(), 3u);
-  for (const auto& row : rows) {
-    EXPECT_THAT(outcome.out, ::testing::HasSubstr(row["expert_ffn_mode"].get<std::string>()));
+  const auto result = nlohmann::json::parse(read_file(path("moe.json")));
+  const std::vector<std::pair<std::string, std::string>> want{
+      {"loop", "fp32"},
+      {"grouped_linear", "fp32"},
+      {"fused_grouped_mlp", "fp32"},
+      {"fused_grouped_mlp", "Float8BlockScaling emulated"},
+      {"fused_grouped_mlp", "MXFP8BlockScaling emulated"}};
+  ASSERT_EQ(result["rows"].size(), want.size()) << outcome.out;
+  double best = INFINITY;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const auto& row = result["rows"][i];
+    const auto& [mode, precision] = want[i];
+    EXPECT_EQ(row["expert_ffn_mode"], mode);
+    EXPECT_EQ(row["precision"], precision);
     EXPECT_EQ(row["largest_expert_share"], 0.5);
+    const double ms = row["step_ms"].get<double>(), loop_ms = result["rows"][0]["step_ms"].get<double>();
+    EXPECT_THAT(outcome.out,
+                ContainsRegex(mode + " +" + precision + " .*" + fmt::format("{:.2f}x", loop_ms / ms)));
+    if (precision == "fp32") {
+      best = std::min(best, ms);
+      continue;
+    }
+    const double cost = ms / best - 1.0;
+    EXPECT_NEAR(result["recipe_costs"][precision].get<double>(), cost, 1e-9);
+    EXPECT_THAT(outcome.out, HasSubstr(fmt::format("{} {} {:.1f} % of a step", precision,
+                                                   cost > 0 ? "costs" : "saves", 100.0 * std::abs(cost))));
+    const std::string advice = "leave fp8_config.enabled=false";
+    EXPECT_THAT(outcome.out, ContainsRegex(precision + (cost > 0 ? ".*" + advice : "[^\n]*tokens\n")));
   }
 }
 

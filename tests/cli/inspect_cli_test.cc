@@ -3,6 +3,7 @@
 
 #include "biomoe/core/file.h"
 #include "tests/cli/cli_test_util.h"
+#include "tests/fasta_cases.h"
 
 namespace biomoe::test {
 namespace {
@@ -10,16 +11,16 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-constexpr char kCases[] = BIOMOE_TEST_DATA "/data_cases/fasta/";
-
 class InspectCommand : public CliTest {};
 
 TEST_F(InspectCommand, PrintsWhatEachCaseHoldsOrRefusesIt) {
-  const json cases = json::parse(read_file(std::string(kCases) + "expected.json"));
-  ASSERT_GT(cases.size(), 15u);
+  const std::filesystem::path folder = fasta_cases();
+  const json cases = json::parse(read_file(folder / "expected.json"));
+  ASSERT_FALSE(cases.empty());
   for (const auto& [name, expected] : cases.items()) {
     SCOPED_TRACE(name);
-    const Outcome outcome = run({"data", "inspect", kCases + name, "--json"});
+    const std::string file = (folder / name).string();
+    const Outcome outcome = run({"data", "inspect", file, "--json"});
     if (expected.value("error", false)) {
       expect_error(outcome, 2, {name});
       continue;
@@ -35,13 +36,13 @@ TEST_F(InspectCommand, PrintsWhatEachCaseHoldsOrRefusesIt) {
       EXPECT_THAT(got["warnings"].dump(), HasSubstr(record.get<std::string>()));
     }
     EXPECT_EQ(got["warnings"].empty(), !expected.contains("warns")) << got["warnings"];
-    EXPECT_EQ(run({"data", "inspect", kCases + name}).status, 0);
+    EXPECT_EQ(run({"data", "inspect", file}).status, 0);
   }
 }
 
 TEST_F(InspectCommand, SeveralFilesAreKeptApart) {
   const Outcome outcome =
-      run({"data", "inspect", path("genome.fa"), std::string(kCases) + "rna.fa", "--json"});
+      run({"data", "inspect", path("genome.fa"), BIOMOE_TEST_DATA "/data_cases/fasta/rna.fa", "--json"});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   const json got = json::parse(outcome.out);
   EXPECT_EQ(got.size(), 2u);
@@ -54,6 +55,25 @@ TEST_F(InspectCommand, TheFieldOfASequenceIsNamed) {
   const Outcome outcome = run({"data", "inspect", file, "--text-column", "seq", "--json"});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_EQ(json::parse(outcome.out)["bases"], 4);
+}
+
+TEST_F(InspectCommand, WithATokenizerItSaysWhatTrainingWouldMask) {
+  const std::string file = write("p.fa", ">p\nMKFLEIPQXNNNN\n");
+  const auto inspected = [&](const std::string& tokenizer) {
+    const Outcome outcome = run({"data", "inspect", file, "--tokenizer", tokenizer, "--json"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return json::parse(outcome.out);
+  };
+  const json protein = inspected("protein");
+  EXPECT_EQ(protein["vocabulary"], "protein");
+  EXPECT_EQ(protein["degenerate"], 1);  // X; N is asparagine
+  EXPECT_EQ(protein["unknown"], 0);
+  EXPECT_EQ(protein["warnings"], json::array());
+  const json dna = inspected("dna");
+  EXPECT_EQ(dna["unknown"], 7);  // F L E I P Q X are no IUPAC codes
+  EXPECT_FALSE(dna["warnings"].empty());
+  EXPECT_THAT(run({"data", "inspect", file, "--tokenizer", "dna"}).out, HasSubstr("unknown:     7 "));
+  expect_error(run({"data", "inspect", file, "--tokenizer", "no_such"}), 2, {"no_such"});
 }
 
 TEST_F(InspectCommand, PathsThatAreNoFilesAreRefused) {

@@ -71,18 +71,61 @@ TEST_F(Plan, AGenomeThatOutweighsTheModelToo) {
 
 // Needs no GPU.
 TEST_F(Plan, OfAGpuListsItsMemoryApart) {
-  const json whole = planned(train_arguments(
-      "run", {"dataset.path=elsewhere.fa", "device=cuda", "optimizer_store_param_remainders=false"}));
+  const std::vector<std::string> settings{"dataset.path=elsewhere.fa", "device=cuda",
+                                          "config_kwargs.head_dim=16"};
+  auto with_masters = settings;
+  with_masters.push_back("optimizer_store_param_remainders=false");
+  const json whole = planned(train_arguments("run", with_masters));
   EXPECT_EQ(whole["device"], "cuda");
   uint64_t sum = 0;
   for (const auto& row : whole["gpu_bytes"].items()) sum += row.value().get<uint64_t>();
   EXPECT_EQ(sum, whole["gpu_total_bytes"].get<uint64_t>());
-  const json parts = planned(train_arguments("run", {"dataset.path=elsewhere.fa", "device=cuda"}));
+  const json parts = planned(train_arguments("run", settings));
   const auto masters = whole["gpu_bytes"]["fp32 masters"].get<uint64_t>();
   EXPECT_GT(masters, 0u);
   EXPECT_NEAR(parts["gpu_bytes"]["remainders of masters"].get<double>(), static_cast<double>(masters) / 2,
               256);
   EXPECT_LT(parts["gpu_total_bytes"].get<uint64_t>(), whole["gpu_total_bytes"].get<uint64_t>());
+}
+
+TEST_F(Plan, RefusesWhatTheRunWouldRefuse) {
+  auto arguments = train_arguments("run", {"optimizer_states=bf16"});
+  const Outcome trained = run(arguments);
+  arguments.front() = "plan";
+  const Outcome plan = run(arguments);
+  expect_error(plan, 2, {"optimizer_states=bf16", "device=cuda"});
+  EXPECT_EQ(plan.err, trained.err);
+  const auto refuses = [&](const std::vector<std::string>& overrides, const std::vector<std::string>& parts) {
+    auto all = train_arguments("run", overrides);
+    all.front() = "plan";
+    expect_error(run(all), 2, parts);
+  };
+  refuses({"device=cuda"}, {"heads are 8 wide", "config_kwargs.head_dim"});
+  const std::string wide = "config_kwargs.head_dim=16";
+  refuses({"device=cuda", wide, "portable_kernels=true", "expert_ffn_mode=fused_grouped_mlp"},
+          {"expert_ffn_mode=fused_grouped_mlp", "portable_kernels=true"});
+  refuses({"device=cuda", wide, "fp8_config.enabled=true", "fp8_config.fp8_recipe=Float8CurrentScaling",
+           "fp8_config.fp8_recipe_kwargs.power_2_scale=false"},
+          {"power_2_scale=false"});
+  refuses({"device=cuda", "config_kwargs.head_dim=256", "portable_kernels=true", "expert_ffn_mode=loop"},
+          {"heads are 256 wide", "up to 128 with portable_kernels"});
+  refuses({"sanity_check=true", "num_train_steps=1"}, {"sanity_check=true", "num_train_steps above 1"});
+  refuses({"parallelism.ep_size=2", "init_from=elsewhere"}, {"init_from", "checkpoint import elsewhere"});
+}
+
+TEST_F(Plan, In8BitsItSaysWhichProductsAreNative) {
+  auto arguments = train_arguments(
+      "run", {"device=cuda", "config_kwargs.hidden_size=256", "config_kwargs.intermediate_size=192",
+              "config_kwargs.num_attention_heads=4", "config_kwargs.head_dim=64", "fp8_config.enabled=true",
+              "fp8_config.fp8_recipe=Float8BlockScaling", "parallelism.ep_size=2"});
+  arguments.front() = "plan";
+  const Outcome outcome = run(arguments);
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out,
+              HasSubstr("from attention native; gate and up emulated exactly in BF16, since down "
+                        "cannot be native; down emulated exactly in BF16, since the widths 192 "
+                        "and 256"));
+  EXPECT_THAT(outcome.out, HasSubstr("host of all ranks"));
 }
 
 TEST_F(Plan, WithoutTheFilesItSaysWhatIsNotCounted) {
@@ -93,6 +136,9 @@ TEST_F(Plan, WithoutTheFilesItSaysWhatIsNotCounted) {
   EXPECT_GT(plan["step_time"]["seconds"].get<double>(), 0.0);
   arguments.front() = "plan";
   EXPECT_THAT(run(arguments).out, HasSubstr("elsewhere.fa"));
+  const Outcome none = run({"plan", "device=cuda", "dataset.tokenizer_name_or_path=dna"});
+  EXPECT_EQ(none.status, 0) << none.err;
+  EXPECT_THAT(none.out, HasSubstr("without the sequences: dataset.path is empty"));
 }
 
 // Of Mixtral-8x7B over eight GPUs, as shipped; the counts follow from its published shape.
@@ -120,7 +166,9 @@ TEST_F(Plan, AMeshIsPlannedForOneOfItsRanks) {
   EXPECT_EQ(plan["cards"]["192 GB"]["fits"], true);
   const json two = plan_of({"parallelism.dp_size=2"});
   EXPECT_NEAR(bytes(two, "optimiser moments") / bytes(plan, "optimiser moments"), 0.5, 1e-4);
-  EXPECT_EQ(plan_of({"optimizer_states=bf16"})["cards"]["80 GB"]["fits"], true);
+  const json smaller =
+      plan_of({"optimizer_states=bf16", "fp8_config.quantized_model_init_kwargs.enabled=false"});
+  EXPECT_EQ(smaller["cards"]["80 GB"]["fits"], true);
   expect_error(run({"plan", "--config", config, "parallelism.ep_size=3"}), 2,
                {"num_local_experts=8", "ep_size=3"});
 }
@@ -139,6 +187,61 @@ TEST_F(Plan, ARunThatCannotFitIsRefusedWithItsBytes) {
                {"activations " + std::to_string(plan["bytes"]["activations"].get<uint64_t>()),
                 "dataset.token_micro_batch_size"});
   EXPECT_FALSE(std::filesystem::exists(path("run")));
+}
+
+TEST_F(Plan, StepsAreTimedOnlyWhereTheyFit) {
+  const std::vector<std::string> sizes{"--layers", "4", "--hidden", "256", "--ffn", "512", "--seq", "512"};
+  const auto bench = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments{"bench",   "step", "--device", "cpu", "--threads", "2",
+                                       "--steps", "1",    "--warmup", "0",   "--json",    path("bench.json")};
+    arguments.insert(arguments.end(), sizes.begin(), sizes.end());
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  };
+  const Outcome fits = bench({"--num-experts", "8"});
+  ASSERT_EQ(fits.status, 0) << fits.err;
+  const auto total = json::parse(read_file(path("bench.json")))["memory_planned_bytes"].get<double>();
+  EXPECT_NEAR(total / static_cast<double>(fits.peak_bytes), 1.0, 0.05);
+  expect_error(bench({"--num-experts", "8", "--batch", "2000000"}), 2,
+               {"the run needs ", " bytes of memory and ", "most are activations", "--batch or --seq"});
+  expect_error(bench({"--optimizer-states", "bf16"}), 2, {"optimizer_states=bf16 needs device=cuda"});
+}
+
+TEST_F(Plan, OperationsAreTimedOnlyWhereTheyFit) {
+  // Less and more than the arrays of the copy.
+  for (const char* layers : {"1", "16"}) {
+    const Outcome fits =
+        run({"bench", "ops", "--layers", layers, "--hidden", "256", "--ffn", "512", "--seq", "256",
+             "--threads", "2", "--steps", "1", "--warmup", "0", "--json", path("bench.json")});
+    ASSERT_EQ(fits.status, 0) << fits.err;
+    const auto total = json::parse(read_file(path("bench.json")))["memory_planned_bytes"].get<double>();
+    EXPECT_NEAR(total / static_cast<double>(fits.peak_bytes), 1.0, 0.05) << layers;
+  }
+  const auto refuses = [&](std::vector<std::string> arguments, const std::vector<std::string>& parts) {
+    SCOPED_TRACE(::testing::PrintToString(arguments));
+    arguments.insert(arguments.begin(), {"bench", "ops"});
+    expect_error(run(arguments), 2, parts);
+  };
+  refuses({"--hidden", "200000", "--ffn", "200000"},
+          {"the run needs ", " bytes of memory and ", "program and threads",
+           "most are weights, gradients and moments: choose a smaller model (--layers"});
+  refuses({"--batch", "4000000"}, {"most are other operands", "--batch or --seq"});
+  refuses({"--seq", "100000000", "--batch", "1", "--threads", "1"}, {"the run needs ", "--seq"});
+  refuses({"--hidden", "1048576", "--ffn", "1048576", "--num-experts", "4096", "--layers", "4096"},
+          {"the run needs about ", "choose smaller sizes"});
+}
+
+TEST_F(Plan, SideBySideOneLineSaysWhyNothingFits) {
+  const auto refuses = [&](const std::vector<std::string>& sizes, const std::vector<std::string>& parts) {
+    SCOPED_TRACE(::testing::PrintToString(sizes));
+    std::vector<std::string> arguments{"bench", "moe", "--device", "cpu", "--json", path("moe.json")};
+    arguments.insert(arguments.end(), sizes.begin(), sizes.end());
+    expect_error(run(arguments), 2, parts);
+    EXPECT_FALSE(std::filesystem::exists(path("moe.json")));
+  };
+  refuses({"--num-experts", "2147483647"}, {"num_local_experts=2147483647 is outside"});
+  refuses({"--hidden", "65536", "--ffn", "262144", "--num-experts", "64"},
+          {"the run needs ", "choose a smaller model"});
 }
 
 }  // namespace

@@ -240,7 +240,8 @@ const auto kCases = testing::Values(
     Case{4, 1, 128, {130, 257, 64}}, Case{4, 2, 128, {300, 200}, 1}, Case{4, 2, 128, {300, 200}, 2},
     Case{4, 2, 128, {300, 200}, 128}, Case{4, 2, 64, {300, 200}, 129}, Case{4, 2, 128, {300, 200}, 1000},
     Case{4, 2, 128, {100, 60, 33}, {}, 2048, 13}, Case{2, 2, 128, {5, 7}, 3, 512, 62},
-    Case{32, 8, 128, {513, 300}}, Case{2, 1, 32, {70, 90}}, Case{2, 2, 128, {2500}});
+    Case{4, 2, 128, {0, 0}, {}, 64}, Case{32, 8, 128, {513, 300}}, Case{2, 1, 32, {70, 90}},
+    Case{2, 2, 128, {2500}});
 INSTANTIATE_TEST_SUITE_P(Cases, CudaAttentionTest, kCases);
 INSTANTIATE_TEST_SUITE_P(Cases, CudaSingleKeyTest, testing::Combine(kCases, testing::Bool()));
 

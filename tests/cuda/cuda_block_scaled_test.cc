@@ -1,17 +1,17 @@
 // Products of experts on E4M3 codes against the same products in double on what the codes stand for.
 #include <numeric>
+#include <optional>
 
 #include "biomoe/ops/gemm.h"
 #include "biomoe/ops/grouped_gemm.h"
 #include "biomoe/ops/quantize.h"
-#include "tests/cuda/gpu_test.h"
+#include "tests/cuda/gpu_expert_rows.h"
 #include "tests/ref/grouped_gemm.h"
 
 namespace biomoe::test {
 namespace {
 
 constexpr int64_t kBlock = 128;
-constexpr int64_t kSpareRows = 128;  // belong to nobody
 
 struct Case {
   std::vector<int64_t> counts;  // rows of the experts
@@ -64,43 +64,14 @@ class CudaBlockScaledTest : public HopperTest, public testing::WithParamInterfac
  protected:
   void SetUp() override {
     HopperTest::SetUp();
-    if (!IsSkipped()) set_rows(GetParam());
+    if (!IsSkipped()) rows_.emplace(ctx(), GetParam().counts);
   }
 
   // The mean relative error of sums of positive products, of the rows and weights set.
   double mean_error(const Case& c);
 
-  void set_rows(const Case& c) {
-    offsets_ = {0};
-    row_expert_.clear();
-    real_.clear();
-    for (size_t e = 0; e < c.counts.size(); ++e) {
-      const int64_t padded = (c.counts[e] + kBlock - 1) / kBlock * kBlock;
-      for (int64_t r = 0; r < padded; ++r) {
-        row_expert_.push_back(static_cast<int64_t>(e));
-        real_.push_back(r < c.counts[e]);
-      }
-      offsets_.push_back(offsets_.back() + padded);
-    }
-    capacity_ = offsets_.back() + kSpareRows;
-    device_offsets_ = std::make_unique<GpuTensor>(ctx(), DType::kI64, Shape{experts() + 1});
-    device_offsets_->set({offsets_.begin(), offsets_.end()});
-    device_rows_ = std::make_unique<GpuTensor>(ctx(), DType::kI32, Shape{experts()});
-    device_rows_->set({c.counts.begin(), c.counts.end()});
-  }
-
-  int64_t experts() const { return static_cast<int64_t>(offsets_.size()) - 1; }
-  int64_t used_rows() const { return offsets_.back(); }
-
-  // Normal numbers of the used rows, zero where they are padding.
-  std::vector<double> row_values(uint64_t seed, int64_t columns, DType type, double scale = 1.0) const {
-    std::vector<double> x = normals(seed, used_rows() * columns, type, scale);
-    for (int64_t r = 0; r < used_rows(); ++r) {
-      if (real_[static_cast<size_t>(r)]) continue;
-      std::fill_n(x.begin() + r * columns, columns, 0.0);
-    }
-    return x;
-  }
+  int64_t experts() const { return rows_->experts(); }
+  int64_t used_rows() const { return rows_->used(); }
 
   // On the GPU, as the products take them; what follows the used rows is poison.
   struct Operands {
@@ -125,11 +96,9 @@ class CudaBlockScaledTest : public HopperTest, public testing::WithParamInterfac
       to.weights.codes = transposed(to.weights.codes, experts(), out, in);
       to.weights.values = transposed(to.weights.values, experts(), out, in);
     }
-    to.row_codes = std::make_unique<GpuTensor>(ctx(), DType::kU8, Shape{capacity_, k});
-    std::vector<double> codes = to.rows.codes;
-    codes.resize(static_cast<size_t>(capacity_ * k), 255.0);
-    to.row_codes->set(codes);
-    const int64_t stride = row_scales_stride(capacity_);
+    to.row_codes = std::make_unique<GpuTensor>(ctx(), DType::kU8, Shape{rows_->capacity(), k});
+    to.row_codes->set(rows_->with_spare(to.rows.codes, k, 255.0));
+    const int64_t stride = row_scales_stride(rows_->capacity());
     to.row_scales = std::make_unique<GpuTensor>(ctx(), DType::kF32, Shape{blocks, stride});
     std::vector<double> scales(static_cast<size_t>(blocks * stride), std::nan(""));
     for (int64_t r = 0; r < used_rows(); ++r) {
@@ -155,61 +124,42 @@ class CudaBlockScaledTest : public HopperTest, public testing::WithParamInterfac
   Columns columns(const std::vector<double>& x, int64_t width, ScaleRule rule) {
     Columns to;
     to.host = quantized(x, used_rows(), width, 0, {kBlock, 1}, rule);
-    std::vector<double> codes(static_cast<size_t>(width * capacity_), 255.0);
+    std::vector<double> codes(static_cast<size_t>(width * rows_->capacity()), 255.0);
     for (int64_t r = 0; r < used_rows(); ++r) {
       for (int64_t c = 0; c < width; ++c) {
-        codes[static_cast<size_t>(c * capacity_ + r)] = to.host.codes[static_cast<size_t>(r * width + c)];
+        codes[static_cast<size_t>(c * rows_->capacity() + r)] =
+            to.host.codes[static_cast<size_t>(r * width + c)];
       }
     }
-    to.codes = std::make_unique<GpuTensor>(ctx(), DType::kU8, Shape{width, capacity_});
+    to.codes = std::make_unique<GpuTensor>(ctx(), DType::kU8, Shape{width, rows_->capacity()});
     to.codes->set(codes);
     std::vector<double> scales = to.host.scales;
-    scales.resize(static_cast<size_t>(capacity_ / kBlock * width), std::nan(""));
-    to.scales = std::make_unique<GpuTensor>(ctx(), DType::kF32, Shape{capacity_ / kBlock, width});
+    scales.resize(static_cast<size_t>(rows_->capacity() / kBlock * width), std::nan(""));
+    to.scales = std::make_unique<GpuTensor>(ctx(), DType::kF32, Shape{rows_->capacity() / kBlock, width});
     to.scales->set(scales);
     return to;
   }
 
   std::vector<double> product(const Operands& of, int64_t n, int64_t k) const {
     std::vector<double> y(static_cast<size_t>(used_rows() * n), 0.0);
-    for (int64_t r = 0; r < used_rows(); ++r) {
-      if (!compared(r)) continue;
-      const double* x = of.rows.values.data() + r * k;
-      for (int64_t i = 0; i < n; ++i) {
-        const double* w = of.weights.values.data() + (row_expert_[static_cast<size_t>(r)] * n + i) * k;
-        y[static_cast<size_t>(r * n + i)] = std::inner_product(x, x + k, w, 0.0);
+    for (int64_t e = 0; e < experts(); ++e) {
+      const int64_t begin = rows_->offsets()[static_cast<size_t>(e)];
+      for (int64_t r = begin; r < begin + rows_->counts()[static_cast<size_t>(e)]; r += GetParam().row_step) {
+        const double* x = of.rows.values.data() + r * k;
+        for (int64_t i = 0; i < n; ++i) {
+          const double* w = of.weights.values.data() + (e * n + i) * k;
+          y[static_cast<size_t>(r * n + i)] = std::inner_product(x, x + k, w, 0.0);
+        }
       }
     }
     return y;
   }
 
-  bool compared(int64_t row) const { return row % GetParam().row_step == 0; }
-
-  // Rows that are compared; padding must be zero, and rows of nobody as they were.
   void expect_rows(GpuTensor& got, const std::vector<double>& want, int64_t columns, const char* what) {
-    const std::vector<double> all = got.values();
-    std::vector<double> some, expected;
-    for (int64_t r = 0; r < capacity_; ++r) {
-      const auto row = all.begin() + r * columns;
-      if (r >= used_rows()) {
-        ASSERT_TRUE(std::all_of(row, row + columns, [](double v) { return std::isnan(v); })) << what << r;
-      } else if (!real_[static_cast<size_t>(r)]) {
-        ASSERT_TRUE(std::all_of(row, row + columns, [](double v) { return v == 0; })) << what << r;
-      } else if (compared(r)) {
-        some.insert(some.end(), row, row + columns);
-        expected.insert(expected.end(), want.begin() + r * columns, want.begin() + (r + 1) * columns);
-      }
-    }
-    EXPECT_CLOSE(some, expected, DType::kBF16) << what;
+    rows_->expect(got.values(), want, columns, DType::kBF16, what, GetParam().row_step);
   }
 
-  TensorView offsets() const { return device_offsets_->view(); }
-  TensorView rows() const { return device_rows_->view(); }
-
-  std::vector<int64_t> offsets_, row_expert_;
-  std::vector<bool> real_;
-  int64_t capacity_ = 0;
-  std::unique_ptr<GpuTensor> device_offsets_, device_rows_;
+  std::optional<GpuExpertRows> rows_;
 };
 
 constexpr DType kType = DType::kBF16;
@@ -221,13 +171,14 @@ TEST_P(CudaBlockScaledTest, ForwardAndDgrad) {
   GpuTensor w_shape(ctx(), kType, Shape{experts(), out, in});
   for (const bool dgrad : {false, true}) {
     const int64_t n = dgrad ? in : out, k = dgrad ? out : in;
-    const Operands of = operands(row_values(2, k, kType), w, out, in, dgrad, rule);
-    GpuTensor rows_shape(ctx(), kType, Shape{capacity_, k}), y(ctx(), kType, Shape{capacity_, n});
+    const Operands of = operands(rows_->normal_rows(2, k, kType), w, out, in, dgrad, rule);
+    GpuTensor rows_shape(ctx(), kType, Shape{rows_->capacity(), k}),
+        y(ctx(), kType, Shape{rows_->capacity(), n});
     const GroupedGemmArgs args{.x_RI = dgrad ? y.view() : rows_shape.view(),
                                .w_EOI = w_shape.view(),
                                .y_RO = dgrad ? rows_shape.view() : y.view(),
-                               .offsets_E1 = offsets(),
-                               .rows_E = rows(),
+                               .offsets_E1 = rows_->offsets_E1(),
+                               .rows_E = rows_->rows_E(),
                                .codes = of.codes()};
     const auto run = [&] { dgrad ? grouped_gemm_dgrad(ctx(), args) : grouped_gemm_forward(ctx(), args); };
     run();
@@ -238,9 +189,7 @@ TEST_P(CudaBlockScaledTest, ForwardAndDgrad) {
     EXPECT_EQ(first, y.bytes()) << "not the same twice";
     if (rule != ScaleRule::kPowerOfTwo) continue;
     // The emulation: what the codes stand for, which BF16 holds.
-    std::vector<double> x = of.rows.values;
-    x.resize(static_cast<size_t>(capacity_ * k), std::nan(""));
-    rows_shape.set(x);
+    rows_shape.set(rows_->with_spare(of.rows.values, k));
     w_shape.set(dgrad ? transposed(of.weights.values, experts(), in, out) : of.weights.values);
     y.poison();
     GroupedGemmArgs emulated = args;
@@ -256,18 +205,19 @@ class CudaBlockScaledWgradTest : public CudaBlockScaledTest {};
 // Assigned in BF16 with sums of squares, and added to in both types.
 TEST_P(CudaBlockScaledWgradTest, AssignsAndAdds) {
   const auto& [counts, in, out, rule, step] = GetParam();
-  const Columns y = columns(row_values(1, out, kType), out, rule);
-  const Columns x = columns(row_values(2, in, kType), in, rule);
-  GpuTensor x_shape(ctx(), kType, Shape{capacity_, in}), y_shape(ctx(), kType, Shape{capacity_, out});
+  const Columns y = columns(rows_->normal_rows(1, out, kType), out, rule);
+  const Columns x = columns(rows_->normal_rows(2, in, kType), in, rule);
+  GpuTensor x_shape(ctx(), kType, Shape{rows_->capacity(), in}),
+      y_shape(ctx(), kType, Shape{rows_->capacity(), out});
   const Shape shape{experts(), out, in};
   const std::vector<double> zeros(static_cast<size_t>(experts() * out * in), 0.0);
   const std::vector<double> product =
-      ref::grouped_wgrad({in, out, offsets_}, y.host.values, x.host.values, zeros);
+      ref::grouped_wgrad({in, out, rows_->offsets()}, y.host.values, x.host.values, zeros);
   GroupedGemmArgs args{.x_RI = x_shape.view(),
                        .w_EOI = {},
                        .y_RO = y_shape.view(),
-                       .offsets_E1 = offsets(),
-                       .rows_E = rows(),
+                       .offsets_E1 = rows_->offsets_E1(),
+                       .rows_E = rows_->rows_E(),
                        .column_codes = {.y_OR = y.codes->view(),
                                         .y_scales_BO = y.scales->view(),
                                         .x_IR = x.codes->view(),
@@ -399,18 +349,19 @@ INSTANTIATE_TEST_SUITE_P(Rows, CudaCodesGemmTest, testing::Values(1, 16, 127, 12
 INSTANTIATE_TEST_SUITE_P(Rows, CudaCodesWgradTest, testing::Values(16, 128, 208, 1040));
 
 double CudaBlockScaledTest::mean_error(const Case& c) {
-  auto x = row_values(2, c.in, kType), w = normals(1, experts() * c.out * c.in, kType);
+  auto x = rows_->normal_rows(2, c.in, kType), w = normals(1, experts() * c.out * c.in, kType);
   for (auto* all : {&x, &w}) {
     for (double& value : *all) value = std::abs(value);
   }
   const Operands of = operands(x, w, c.out, c.in, false, c.rule);
-  GpuTensor rows_shape(ctx(), kType, Shape{capacity_, c.in});
-  GpuTensor w_shape(ctx(), kType, Shape{experts(), c.out, c.in}), y(ctx(), kType, Shape{capacity_, c.out});
+  GpuTensor rows_shape(ctx(), kType, Shape{rows_->capacity(), c.in});
+  GpuTensor w_shape(ctx(), kType, Shape{experts(), c.out, c.in}),
+      y(ctx(), kType, Shape{rows_->capacity(), c.out});
   grouped_gemm_forward(ctx(), {.x_RI = rows_shape.view(),
                                .w_EOI = w_shape.view(),
                                .y_RO = y.view(),
-                               .offsets_E1 = offsets(),
-                               .rows_E = rows(),
+                               .offsets_E1 = rows_->offsets_E1(),
+                               .rows_E = rows_->rows_E(),
                                .codes = of.codes()});
   const std::vector<double> want = product(of, c.out, c.in), got = y.values();
   double error = 0;

@@ -22,14 +22,6 @@ Shape operand(int64_t rows, int64_t columns, bool transpose) {
   return transpose ? Shape{columns, rows} : Shape{rows, columns};
 }
 
-// One rounding to the output's type; in fp32 tensor cores cut off what is below the last digit of a sum at
-// every 16 products (at every one, the other units round).
-double bound(const Types& types, int64_t inner) {
-  if (types.output == DType::kBF16) return tolerance(DType::kBF16);
-  const double sums = types.input == DType::kBF16 ? static_cast<double>(inner) / 16.0 : 0.0;
-  return std::max(tolerance(DType::kF32), sums * 0x1p-22);
-}
-
 class CudaGemmTest : public testing::TestWithParam<ref::GemmSizes> {};
 
 void check_case(Context& ctx, const ref::GemmSizes& sizes, const Types& types, const Placement& place,
@@ -49,12 +41,12 @@ void check_case(Context& ctx, const ref::GemmSizes& sizes, const Types& types, c
   GemmArgs args{
       .a = a.view(), .b = b.view(), .c = c.view(), .transpose_a = transpose_a, .transpose_b = transpose_b};
   gemm(ctx, args);  // over NaN
-  EXPECT_LE(unit_error(c.values(), want), bound(types, inner));
+  EXPECT_LE(unit_error(c.values(), want), product_tolerance(types.input, types.output, inner));
   EXPECT_TRUE(c.padding_untouched());
   c.set(start);
   args.accumulate = true;
   gemm(ctx, args);
-  EXPECT_LE(unit_error(c.values(), sum_of(want, start)), bound(types, inner));
+  EXPECT_LE(unit_error(c.values(), sum_of(want, start)), product_tolerance(types.input, types.output, inner));
   EXPECT_TRUE(c.padding_untouched());
 }
 

@@ -144,6 +144,35 @@ inline std::vector<double> doubles(const std::vector<int32_t>& values) {
   return {values.begin(), values.end()};
 }
 
+// Where `got` is furthest from `want`, for messages: matrices of so many columns.
+inline std::string furthest(const std::vector<double>& got, const std::vector<double>& want,
+                            int64_t columns) {
+  if (got.size() != want.size()) return fmt::format("{} elements, expected {}", got.size(), want.size());
+  size_t at = 0;
+  double error = -1.0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double difference = std::abs(got[i] - want[i]);
+    if (std::isnan(difference) ? std::isnan(got[i]) != std::isnan(want[i]) : difference > error) {
+      at = i;
+      error = difference;
+      if (std::isnan(difference)) break;
+    }
+  }
+  if (want.empty()) return "no elements";
+  const auto i = static_cast<int64_t>(at);
+  return fmt::format("at row {}, column {}: {}, expected {}, with unit_error {}", i / columns, i % columns,
+                     got[at], want[at], unit_error(got, want));
+}
+
+// The largest error of a product of so many terms a sum: one rounding to the output's type; in fp32 tensor
+// cores cut off what is below the last digit of a sum at every 16 products (at every one, the other units
+// round).
+inline double product_tolerance(DType input, DType output, int64_t inner) {
+  if (output == DType::kBF16) return tolerance(DType::kBF16);
+  const double sums = input == DType::kBF16 ? static_cast<double>(inner) / 16.0 : 0.0;
+  return std::max(tolerance(DType::kF32), sums * 0x1p-22);
+}
+
 // GPU memory that starts as NaN (-1 for integers), the padding between rows and the bytes around the elements
 // included. `offset` elements before the first make its address as little aligned as wanted.
 class GpuTensor {

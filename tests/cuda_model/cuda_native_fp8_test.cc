@@ -5,7 +5,7 @@
 #include "biomoe/train/model_image.h"
 #include "biomoe/train/train_step.h"
 #include "tests/cuda/gpu_test.h"
-#include "tests/unit/model/model_test_util.h"
+#include "tests/cuda_model/gpu_model.h"
 
 namespace biomoe::test {
 namespace {
@@ -14,11 +14,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 ModelConfig native_config() {
-  ModelConfig config = small_config();
-  config.hidden_size = 128;
-  config.intermediate_size = 256;
-  config.head_dim = 32;
-  config.initializer_range = 0.1;
+  ModelConfig config = coded_config();
   config.num_experts_per_tok = config.num_local_experts;  // no near ties of the router to turn
   return config;
 }

@@ -18,23 +18,31 @@ TEST_F(MpiRun, TheSanityCheckPasses) {
   for (const int ranks : {2, 4}) {
     const std::string run = "sanity" + std::to_string(ranks);
     const double begin = now_seconds();
-    const Outcome outcome =
-        run_ranks(ranks, {"train", "--config", source + "/configs/L0_sanity.yaml",
-                          "dataset.path=" + source + "/configs/data/lambda_phage.fa", "run_dir=" + run});
+    const std::vector<std::string> arguments{"train", "--config", source + "/configs/L0_sanity.yaml",
+                                             "dataset.path=" + source + "/configs/data/lambda_phage.fa",
+                                             "run_dir=" + run};
+    const Outcome outcome = run_ranks(ranks, arguments);
     EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
     EXPECT_THAT(outcome.out, ::testing::EndsWith("PASS\n"));
     EXPECT_THAT(outcome.out, HasSubstr("the loss fell from "));
     EXPECT_THAT(outcome.out, HasSubstr("the same bits on all " + std::to_string(ranks) + " ranks"));
     EXPECT_EQ(step_metrics(run).size(), 10u);
     EXPECT_LT(now_seconds() - begin, 60);
+    const Outcome again = run_ranks(ranks, arguments);
+    EXPECT_EQ(again.status, 0) << again.err << again.out;
+    EXPECT_THAT(again.out, ::testing::EndsWith("PASS\n"));
+    const size_t figures = outcome.out.find("the loss fell from ");
+    EXPECT_THAT(again.out, HasSubstr(outcome.out.substr(figures, outcome.out.find('\n', figures) - figures) +
+                                     " when they were made; no step was made now"));
   }
 }
 
 TEST_F(MpiRun, ASanityCheckThatFailsSaysWhy) {
   const std::string source = BIOMOE_SOURCE_DIR;
-  const Outcome outcome = run_ranks(
-      2, {"train", "--config", source + "/configs/L0_sanity.yaml", "run_dir=run", "adamw_kwargs.lr=0",
-          "num_train_steps=1", "dataset.path=" + source + "/configs/data/lambda_phage.fa"});
+  const Outcome outcome =
+      run_ranks(2, {"train", "--config", source + "/configs/L0_sanity.yaml", "run_dir=run",
+                    "adamw_kwargs.lr=100", "lr_scheduler_kwargs.num_warmup_steps=0", "num_train_steps=2",
+                    "dataset.path=" + source + "/configs/data/lambda_phage.fa"});
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.out, Not(HasSubstr("PASS")));
   EXPECT_THAT(outcome.err, HasSubstr("biomoe: rank 0: FAIL: the loss did not fall"));

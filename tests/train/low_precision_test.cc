@@ -13,7 +13,9 @@ using test::TempFolder;
 using test::tensor_files;
 using test::tiny_run;
 using test::train;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 RunConfig fp8_run(const TempFolder& folder, Fp8Recipe recipe) {
   RunConfig config = tiny_run(folder);
@@ -22,6 +24,11 @@ RunConfig fp8_run(const TempFolder& folder, Fp8Recipe recipe) {
   config.fp8_config.fp8_recipe = recipe;
   config.fp8_config.fp8_recipe_kwargs.amax_history_len = 4;
   return config;
+}
+
+std::vector<float> weights_of(const Model& model) {
+  const TensorView weights = model.weights_A();
+  return {weights.f32(), weights.f32() + weights.num_elements()};
 }
 
 double final_loss(const RunConfig& config) {
@@ -66,6 +73,53 @@ TEST_P(LowPrecision, IsNearFp32AndNotTheSame) {
   EXPECT_NEAR(final_loss(config) / final_loss(plain), 1.0, 0.03);
 }
 
+TEST_P(LowPrecision, WeightsInEightBitsTrainAlikeFromOtherFirstValues) {
+  const TempFolder plain_folder, kept_folder, folder, stopped_folder;
+  RunConfig plain = fp8_run(plain_folder, GetParam()), kept = fp8_run(kept_folder, GetParam());
+  RunConfig rounded = fp8_run(folder, GetParam()), stopped = fp8_run(stopped_folder, GetParam());
+  kept.fp8_config.quantized_model_init_kwargs = {.enabled = true, .preserve_high_precision_init_val = true};
+  rounded.fp8_config.quantized_model_init_kwargs.enabled = true;
+  stopped.fp8_config.quantized_model_init_kwargs.enabled = true;
+  for (const RunConfig* config : {&plain, &kept, &rounded}) train(*config);
+  EXPECT_TRUE(tensor_files(plain, 7) == tensor_files(kept, 7));
+  EXPECT_FALSE(tensor_files(plain, 7) == tensor_files(rounded, 7));
+  // Only first weights are rounded, not those that a run goes on with.
+  stopped.num_train_steps = 3;
+  train(stopped);
+  stopped.num_train_steps = rounded.num_train_steps;
+  train(stopped);
+  EXPECT_TRUE(tensor_files(rounded, 7) == tensor_files(stopped, 7));
+}
+
+TEST_P(LowPrecision, RoundedWeightsAreWhatProductsTakeThemFor) {
+  const TempFolder folder;
+  const RunConfig config = fp8_run(folder, GetParam());
+  ModelLimits limits{.max_tokens = 64, .max_seqlen = 32};
+  limits.fp8 = config.fp8_config;
+  ModelConfig tiny = config.model;
+  tiny.vocab_size = 16;
+  Model model(tiny, limits);
+  model.initialize(1);
+  const auto first = weights_of(model);
+  model.round_weights_to_codes();
+  const auto rounded = weights_of(model);
+  model.round_weights_to_codes();
+  EXPECT_TRUE(rounded == weights_of(model));
+  size_t changed = 0, quantised = 0;
+  for (const ParamSpec& spec : model.parameters().specs()) {
+    const bool product = spec.kind == ParamKind::kAttention || spec.kind == ParamKind::kExpert;
+    for (int64_t i = spec.offset; i < spec.offset + spec.num_elements(); ++i) {
+      const auto at = static_cast<size_t>(i);
+      quantised += product ? 1 : 0;
+      changed += rounded[at] != first[at] ? 1 : 0;
+      ASSERT_TRUE(product || rounded[at] == first[at]) << spec.name;
+      // Three bits of mantissa; below the smallest normal code an absolute step instead.
+      ASSERT_NEAR(rounded[at], first[at], std::max(std::abs(first[at]) / 16, 0x1p-10f)) << spec.name;
+    }
+  }
+  EXPECT_GT(changed, quantised * 9 / 10);
+}
+
 TEST_P(LowPrecision, RecomputedLayersGiveTheSameRun) {
   const TempFolder kept_folder, recomputed_folder;
   RunConfig kept = fp8_run(kept_folder, GetParam()), recomputed = fp8_run(recomputed_folder, GetParam());
@@ -95,6 +149,31 @@ TEST(LowPrecisionTest, LayerPrecisionChoosesLayers) {
   EXPECT_FALSE(tensor_files(half, 7) == tensor_files(all, 7));
 }
 
+TEST(LowPrecisionTest, DelayedScalingStartsFromACheckpointWithoutScales) {
+  const TempFolder folder;
+  RunConfig config = fp8_run(folder, Fp8Recipe::kMxfp8BlockScaling);
+  config.num_train_steps = 3;
+  train(config);
+  config.fp8_config.fp8_recipe = Fp8Recipe::kDelayedScaling;
+  config.num_train_steps = 5;
+  ::testing::internal::CaptureStderr();
+  train(config);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("fp8_config.fp8_recipe=MXFP8BlockScaling (now DelayedScaling)"),
+                    HasSubstr("step_3: holds no scales of DelayedScaling, which begins with 1 and no amax")));
+  EXPECT_LT(final_loss(config), metrics(config).front()["loss"].get<double>());
+  EXPECT_EQ(tensor_files(config, 5).size(), 4u);
+  // From here on its own histories are there.
+  config.num_train_steps = 6;
+  ::testing::internal::CaptureStderr();
+  train(config);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), Not(HasSubstr("holds no scales")));
+  config.num_train_steps = 7;
+  config.fp8_config.fp8_recipe_kwargs.amax_history_len = 8;
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { train(config); }),
+              AllOf(HasSubstr("fp8_config.fp8_recipe_kwargs.amax_history_len=4"), HasSubstr("now 8")));
+}
+
 TEST(LowPrecisionTest, WhatDoesNotFitIsRefused) {
   const TempFolder folder;
   RunConfig config = fp8_run(folder, Fp8Recipe::kMxfp8BlockScaling);
@@ -109,6 +188,24 @@ TEST(LowPrecisionTest, WhatDoesNotFitIsRefused) {
               HasSubstr("set fp8_config.enabled=true"));
   config.fp8_config.fp8_recipe_kwargs.amax_history_len = 0;
   EXPECT_THAT(message_of(ErrorKind::kUser, [&] { config.validate(); }), HasSubstr("amax_history_len=0"));
+  config.fp8_config.fp8_recipe_kwargs.amax_history_len = 4;
+  for (const int64_t margin : {-1, 9}) {
+    config.fp8_config.fp8_recipe_kwargs.margin = margin;
+    EXPECT_THAT(message_of(ErrorKind::kUser, [&] { config.fp8_config.validate(); }),
+                HasSubstr("fp8_config.fp8_recipe_kwargs.margin="));
+  }
+  RunConfig eight = fp8_run(folder, Fp8Recipe::kMxfp8BlockScaling);
+  eight.fp8_config.quantized_model_init_kwargs.enabled = true;
+  EXPECT_NO_THROW(eight.validate());
+  eight.optimizer_store_param_remainders = false;
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { eight.validate(); }),
+              HasSubstr("set optimizer_store_param_remainders=true"));
+  eight.optimizer_states = OptimizerStates::kBf16;
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { eight.validate(); }),
+              HasSubstr("set optimizer_states=fp32"));
+  eight.fp8_config.enabled = false;
+  EXPECT_THAT(message_of(ErrorKind::kUser, [&] { eight.validate(); }),
+              HasSubstr("set fp8_config.enabled=true"));
   Fp8Config fp8;
   fp8.enabled = true;
   fp8.fp8_recipe = Fp8Recipe::kFloat8CurrentScaling;

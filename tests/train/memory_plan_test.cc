@@ -95,6 +95,27 @@ TEST_F(MemoryPlan, WithoutTheDataTheRestStands) {
   EXPECT_NEAR(static_cast<double>(row(rest, "batches")), static_cast<double>(row(whole, "batches")), 16384);
 }
 
+// Where there is no GPU the plan is Hopper's, and where there is one it is for its way of running experts.
+TEST_F(MemoryPlan, OfAGpuIsForTheWaysThatItsRunTakes) {
+  if (target_capability(Device::kCuda) != 90) GTEST_SKIP() << "for compute capability 9.0";
+  config_.device = DeviceChoice::kCuda;
+  config_.model.hidden_size = config_.model.intermediate_size = 128;
+  config_.model.head_dim = 16;
+  config_.fp8_config.enabled = true;
+  config_.fp8_config.fp8_recipe = Fp8Recipe::kFloat8BlockScaling;
+  const uint64_t automatic = planned().gpu_total();
+  EXPECT_EQ(planned_limits(config_, true, Device::kCuda).expert_ffn_mode, ExpertFfnMode::kFusedGroupedMlp);
+  config_.expert_ffn_mode = ExpertFfnChoice::kFusedGroupedMlp;
+  EXPECT_EQ(planned().gpu_total(), automatic);
+  config_.expert_ffn_mode =
+      ExpertFfnChoice::kGroupedLinear;  // keeps what the fused products pass on as codes
+  EXPECT_GT(planned().gpu_total(), automatic);
+  config_.expert_ffn_mode = ExpertFfnChoice::kAuto;
+  config_.portable_kernels = true;
+  EXPECT_EQ(planned_limits(config_, true, Device::kCuda).expert_ffn_mode, ExpertFfnMode::kLoop);
+  EXPECT_NE(planned().gpu_total(), automatic);
+}
+
 TEST_F(MemoryPlan, RefusedOnlyWhenWhatIsStillMissingDoesNotFit) {
   const RunMemory memory{
       {{"weights", 100, "a smaller model"}, {"activations", 300, "fewer tokens"}, {"nothing", 0, ""}}};

@@ -162,6 +162,18 @@ TEST_P(ParallelStep, RanksWhoseExpertsReceiveNothingTakePart) {
   expect_same_training(many, train_on(config, {.size = {1, 1}, .steps = 1, .tied_routers = true}), 1e-5);
 }
 
+// Scales are of all ranks' values, so codes differ only where another order of sums has moved a value over a
+// border between two of them.
+TEST_P(ParallelStep, InDelayedScalingScalesAreOfAllRanks) {
+  const TempFolder folder;
+  RunConfig config = tiny_run(folder);
+  config.fp8_config.enabled = true;
+  config.fp8_config.fp8_recipe = Fp8Recipe::kDelayedScaling;
+  config.fp8_config.fp8_recipe_kwargs.amax_history_len = 2;
+  expect_same_training(train_on(config, {.size = GetParam(), .steps = 6}),
+                       train_on(config, {.size = {1, 1}, .steps = 6}), 1e-5);
+}
+
 TEST_P(ParallelStep, CopiesAreTheSameBitsAfterFiftySteps) {
   const TempFolder folder;
   const RunConfig config = tiny_run(folder);

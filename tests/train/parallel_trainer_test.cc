@@ -101,10 +101,12 @@ TEST(ParallelTrainer, RanksWriteTheFilesThatOneRankWrites) {
   }
 }
 
-TEST(ParallelTrainer, ResumingTheSameLayoutIsTheSameBits) {
+// make(folder) is the configuration of a run there.
+template <typename Make>
+void expect_resumed_bit_for_bit(const Make& make) {
   for (const MeshSize size : {MeshSize{2, 1}, MeshSize{2, 2}, MeshSize{1, 4}}) {
     const TempFolder whole_folder, stopped_folder;
-    RunConfig whole = run_in(whole_folder), stopped = run_in(stopped_folder);
+    RunConfig whole = make(whole_folder), stopped = make(stopped_folder);
     train_on(whole, size);
     stopped.num_train_steps = 3;
     train_on(stopped, size);
@@ -113,6 +115,32 @@ TEST(ParallelTrainer, ResumingTheSameLayoutIsTheSameBits) {
     EXPECT_TRUE(tensor_files(whole, 7) == tensor_files(stopped, 7)) << size.dp << " x " << size.ep;
     EXPECT_EQ(metrics(whole), metrics(stopped));
   }
+}
+
+TEST(ParallelTrainer, ResumingTheSameLayoutIsTheSameBits) {
+  expect_resumed_bit_for_bit(run_in);
+}
+
+// The scales and histories of all experts are each rank's, and the first one's to save.
+TEST(ParallelTrainer, DelayedScalingGoesOnBitForBitAndAtAnyOtherLayout) {
+  const auto delayed = [](const TempFolder& folder) {
+    RunConfig config = run_in(folder);
+    config.fp8_config.enabled = true;
+    config.fp8_config.fp8_recipe = Fp8Recipe::kDelayedScaling;
+    config.fp8_config.fp8_recipe_kwargs.amax_history_len = 3;
+    return config;
+  };
+  expect_resumed_bit_for_bit(delayed);
+  const TempFolder whole_folder, moving_folder;
+  RunConfig whole = delayed(whole_folder), moving = delayed(moving_folder);
+  whole.num_train_steps = 4;
+  train_on(whole, {1, 1});
+  int64_t steps = 0;
+  for (const MeshSize size : {MeshSize{1, 4}, MeshSize{1, 1}, MeshSize{2, 2}, MeshSize{1, 2}}) {
+    moving.num_train_steps = ++steps;
+    train_on(moving, size);
+  }
+  expect_same_steps(moving, whole, 1e-5);
 }
 
 TEST(ParallelTrainer, ARunGoesOnAtAnyOtherLayout) {

@@ -75,6 +75,25 @@ TEST(TrainStep, ANonFiniteWeightStopsTheStepAndIsPlaced) {
   }
 }
 
+// Outputs of the last layer's experts are 0 times about 1e37, and the gradient of what multiplies those is
+// the only one that leaves the range.
+TEST(TrainStep, ANonFiniteGradientStopsTheStepAndIsNamed) {
+  StepFixture f;
+  const auto scale = [&](const char* name, float by) {
+    const TensorView weight = f.model->weight(f.model->parameters().find(name));
+    for (int64_t i = 0; i < weight.num_elements(); ++i) weight.f32()[i] *= by;
+  };
+  scale("lm_head.weight", 1e6f);
+  scale("model.layers.1.mlp.experts.gate_up_proj", 1e18f);
+  scale("model.layers.1.mlp.experts.down_proj", 0.0f);
+  const std::string before = f.state();
+  EXPECT_EQ(
+      test::message_of(ErrorKind::kFailure, [&] { f.step(); }),
+      "step 12: the gradient of model.layers.1.mlp.experts.down_proj is not finite. No update was made");
+  EXPECT_TRUE(f.state() == before);
+  EXPECT_EQ(f.optimizer->steps(), 0);
+}
+
 TEST(TrainStep, BatchesWithoutATargetGiveALossOfZeroAndFiniteWeights) {
   StepFixture f;
   for (Batch& batch : f.batches) {

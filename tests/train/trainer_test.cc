@@ -39,6 +39,19 @@ TEST(Trainer, TheSameSeedGivesTheSameRunBitForBit) {
   EXPECT_FALSE(tensor_files(a, 7) == tensor_files(c, 7));
 }
 
+TEST(Trainer, SaysWhyDeviceAutoIsTheCpu) {
+  const TempFolder chosen_folder, auto_folder;
+  RunConfig chosen = tiny_run(chosen_folder), automatic = tiny_run(auto_folder);
+  chosen.num_train_steps = automatic.num_train_steps = 1;
+  automatic.device = DeviceChoice::kAuto;
+  EXPECT_EQ(train(chosen).output.find("device=auto"), std::string::npos);
+  std::string why;
+  if (device_available(Device::kCuda, &why)) GTEST_SKIP() << "there is a GPU";
+  ASSERT_FALSE(why.empty());
+  EXPECT_NE(train(automatic).output.find("\ndevice=auto: on the CPU, since " + why + "\n"),
+            std::string::npos);
+}
+
 TEST(Trainer, TheOrderOfBatchesDoesNotDependOnLoaderThreads) {
   const TempFolder reference_folder;
   RunConfig reference = tiny_run(reference_folder);
@@ -301,6 +314,43 @@ TEST(Trainer, ANonFiniteLossStopsBeforeTheUpdate) {
   }
 }
 
+// Only the next step's loss would tell, and by then a save has put away the checkpoints before it.
+TEST(Trainer, WeightsThatAreNotFiniteAreNotSaved) {
+  const TempFolder folder;
+  RunConfig config = tiny_run(folder);
+  config.checkpoint.max_checkpoints = 1;
+  config.num_train_steps = 2;
+  train(config);
+  const auto files = tensor_files(config, 2);
+  config.num_train_steps = 3;
+  config.adamw.weight_decay = 1e300;
+  EXPECT_THAT(
+      message_of(ErrorKind::kFailure, [&] { train(config); }),
+      AllOf(HasSubstr("step 3: the update left model.embed_tokens.weight with values that are not finite"),
+            HasSubstr("is not saved"), HasSubstr("weight_decay")));
+  EXPECT_THAT(saved_steps(config), ElementsAre(2));
+  EXPECT_TRUE(tensor_files(config, 2) == files);
+}
+
+TEST(Trainer, AStepWithoutTargetsHasNoNats) {
+  const TempFolder folder;
+  RunConfig config = tiny_run(folder);
+  config.dataset.path = {folder.write("half.fa", ">a\n" + std::string(40, 'N') + "\n>b\nACGTACGTACGTACGT\n")};
+  config.dataset.shuffle = false;
+  config.dataset.add_eos = false;
+  config.dataset.n_runs = NRunPolicy::kKeep;
+  config.dataset.max_seq_length = 8;
+  config.dataset.token_micro_batch_size = 8;
+  config.grad_acc_steps = 1;
+  config.num_train_steps = 3;
+  config.logger.frequency = 1;
+  train(config);
+  const auto lines = metrics(config);
+  ASSERT_GE(lines.size(), 3u);
+  EXPECT_EQ(lines[0]["targets"], 0);
+  EXPECT_TRUE(lines[0]["nats_per_base"].is_null()) << lines[0];
+}
+
 TEST(Trainer, ValidationInTheLoopIsThatOfEvaluateWithoutAuxiliaryLosses) {
   const TempFolder folder;
   RunConfig config = tiny_run(folder);
@@ -445,11 +495,23 @@ TEST(Trainer, SummaryAndLogTellWhatTheRunDid) {
   EXPECT_TRUE(summary["version"].is_string());
   EXPECT_GT(summary["seconds"].get<double>(), 0.0);
   EXPECT_GT(summary["first_step_after_seconds"].get<double>(), 0.0);
-  EXPECT_LT(summary["first_step_after_seconds"].get<double>(), 60.0);
   const auto& validation = summary["validation"];
   EXPECT_GT(validation["bases"], 0);
   EXPECT_DOUBLE_EQ(validation["bits_per_base"].get<double>(),
                    validation["nats_per_base"].get<double>() / std::log(2.0));
+}
+
+// The quickest of a few: other work on the machine holds one up more easily than all.
+TEST(Trainer, TheFirstStepOfATinyRunComesWithinTwoSeconds) {
+  double quickest = INFINITY;
+  for (int attempt = 0; attempt < 3 && quickest >= 2.0; ++attempt) {
+    const TempFolder folder;
+    const RunConfig config = tiny_run(folder);
+    train(config);
+    quickest = std::min(quickest, test::summary(config)["first_step_after_seconds"].get<double>());
+  }
+  RecordProperty("first_step_after_seconds", std::to_string(quickest));
+  EXPECT_LT(quickest, 2.0);
 }
 
 }  // namespace

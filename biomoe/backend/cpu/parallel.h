@@ -46,7 +46,8 @@ void parallel_ranges(const Context& ctx, int64_t count, int64_t min_per_thread, 
 }
 
 // body(item, thread) for every item of [0, count), handed out in order as threads become free; 0 <= thread <
-// ctx.num_threads names the scratch a body may use.
+// ctx.num_threads names the scratch a body may use. The last thread does what ctx.side_work has first, for as
+// long as there are items enough to keep the others busy.
 template <typename Body>
 void parallel_items(const Context& ctx, int64_t count, const Body& body) {
   if (count <= 0) return;
@@ -56,9 +57,19 @@ void parallel_items(const Context& ctx, int64_t count, const Body& body) {
     return;
   }
   int64_t next = 0;
+  const auto enough_left = [&] {
+    int64_t given_out = 0;
+#pragma omp atomic read
+    given_out = next;
+    return given_out + threads <= count;
+  };
 #pragma omp parallel for num_threads(ctx.num_threads) schedule(static, 1)
   for (int thread = 0; thread < threads; ++thread) {
     for (;;) {
+      if (ctx.side_work && thread + 1 == threads) {
+        while (enough_left() && ctx.side_work->do_piece()) {
+        }
+      }
       int64_t item = 0;
 #pragma omp atomic capture
       item = next++;

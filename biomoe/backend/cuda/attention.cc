@@ -21,6 +21,12 @@ bool in_tiles(const Context& ctx) {
   return ctx.portable_kernels || (generation != 9 && generation != 10);
 }
 
+// From element 2^31 of these on cuDNN's backward gives wrong gradients of queries and keys (9.1x, H200).
+bool beyond_cudnn(const AttentionBackwardArgs& args) {
+  constexpr int64_t kLimit = int64_t{1} << 31;
+  return args.q_TC.shape[0] * std::max(args.out_TC.row_stride, args.dout_TC.row_stride) > kLimit;
+}
+
 void check_supported(const AttentionShape& shape, const TensorView& q, int64_t widest) {
   if (q.dtype != DType::kBF16) {
     throw user_error("attention on the GPU computes in BF16, not {}; set device=cpu or a bf16 recipe",
@@ -35,7 +41,7 @@ void check_supported(const AttentionShape& shape, const TensorView& q, int64_t w
 }
 
 int64_t widest_of_cudnn(const Context& ctx) {
-  return ctx.state->compute_capability / 10 == 9 ? kWidestHead : 128;
+  return ctx.state->compute_capability / 10 == 9 ? kWidestHead : kWidestTrainedElsewhere;
 }
 
 // Only Hopper's kernels for sums in a fixed order keep the score gradients in memory.
@@ -289,7 +295,7 @@ void attention_forward(Context& ctx, const AttentionForwardArgs& args) {
 }
 
 void attention_backward(Context& ctx, const AttentionBackwardArgs& args) {
-  if (in_tiles(ctx)) {
+  if (in_tiles(ctx) || beyond_cudnn(args)) {
     backward_in_tiles(ctx, args);
     return;
   }

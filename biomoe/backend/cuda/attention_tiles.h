@@ -21,7 +21,7 @@ struct TileRows {
 
 // Widths of heads: multiples of 16, up to these.
 inline constexpr int64_t kTileForwardWidth = kWidestHead;
-inline constexpr int64_t kTileBackwardWidth = 128;
+inline constexpr int64_t kTileBackwardWidth = kWidestTrainedElsewhere;
 
 struct TileShape {
   const int32_t* cu_seqlens = nullptr;  // [sequences + 1]; null: all keys are one sequence

@@ -11,21 +11,17 @@
 #include "biomoe/backend/cuda/gemm/sm100_mxfp8_grouped.h"
 #include "biomoe/backend/cuda/state.h"
 #include "biomoe/ops/cuda_sizes.h"
+#include "biomoe/ops/gpu_obstacle.h"
 
 namespace biomoe {
 namespace {
 
 static_assert(cuda::kProductTicketBytes == cuda::sm90::kSplitTicketBytes);
-constexpr int kOldestCapability = 80;
 
-std::atomic<int64_t> g_sync_calls{0};
+std::atomic<int64_t> g_sync_calls{0}, g_reservations{0};
 
 void check_cublas(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS) throw failure("{}: {}", what, cublasLtGetStatusString(status));
-}
-
-std::string version_text(int version) {
-  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
 int attribute(cudaDeviceAttr name, int device) {
@@ -53,35 +49,30 @@ int64_t visible_devices() {
 
 // Empty when the current device can be used.
 std::string what_is_missing() {
-  int driver = 0;
-  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
-    return "no NVIDIA driver is installed; install one, or set device=cpu";
-  }
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
+  GpuFindings found;
+  found.runtime = CUDART_VERSION;
+  if (cudaDriverGetVersion(&found.driver) != cudaSuccess) found.driver = 0;
+  const cudaError_t error = cudaGetDeviceCount(&found.count);
   cudaGetLastError();  // the runtime keeps the error for the next call otherwise
-  if (error == cudaErrorInsufficientDriver) {
-    return fmt::format(
-        "the NVIDIA driver supports CUDA up to {}, and this biomoe needs {}; update the driver",
-        version_text(driver), version_text(CUDART_VERSION));
+  if (error != cudaSuccess) found.count = 0;
+  if (error != cudaSuccess && error != cudaErrorNoDevice) found.error = cudaGetErrorString(error);
+  if (found.count > 0) {
+    const int device = current_device();
+    found.capability = compute_capability(device);
+    if (found.capability < kOldestCapability) {  // for the message alone: asking takes long
+      cudaDeviceProp properties{};
+      cuda::check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+      found.name = properties.name;
+    }
   }
-  if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) {
-    return "no NVIDIA GPU is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES, or set device=cpu";
-  }
-  if (error != cudaSuccess) return fmt::format("the GPU cannot be used: {}", cudaGetErrorString(error));
-  const int device = current_device();
-  const int capability = compute_capability(device);
-  if (capability >= kOldestCapability) return "";
-  cudaDeviceProp properties{};
-  cuda::check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
-  return fmt::format("{} has compute capability {}.{}, and biomoe needs {}.{} or later", properties.name,
-                     capability / 10, capability % 10, kOldestCapability / 10, kOldestCapability % 10);
+  return gpu_obstacle(found);
 }
 
 class DeviceMemory : public MemorySource {
  public:
   void* reserve(size_t bytes, const char* name) override {
     void* memory = nullptr;
+    ++g_reservations;
     const cudaError_t error = cudaMalloc(&memory, bytes);
     if (error != cudaSuccess) {
       cudaGetLastError();
@@ -109,6 +100,7 @@ class StagingMemory : public MemorySource {
  public:
   void* reserve(size_t bytes, const char* name) override {
     void* memory = nullptr;
+    ++g_reservations;
     ++g_sync_calls;
     const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
     if (error != cudaSuccess) {
@@ -189,7 +181,7 @@ void select(int64_t index) {
 
 DeviceInfo info() {
   const std::string missing = what_is_missing();
-  if (!missing.empty()) throw user_error("{}", missing);
+  if (!missing.empty()) throw user_error("{}, or set device=cpu", missing);
   const int device = current_device();
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
@@ -202,8 +194,8 @@ DeviceInfo info() {
   int driver = 0, runtime = 0;
   check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
   check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
-  info.driver = "CUDA " + version_text(driver);
-  info.runtime = fmt::format("CUDA {}, cuBLASLt {}", version_text(runtime), cublasLtGetVersion());
+  info.driver = "CUDA " + cuda_version_text(driver);
+  info.runtime = fmt::format("CUDA {}, cuBLASLt {}", cuda_version_text(runtime), cublasLtGetVersion());
   std::array<char, 32> bus_id{};
   check(cudaDeviceGetPCIBusId(bus_id.data(), static_cast<int>(bus_id.size()), device),
         "cudaDeviceGetPCIBusId");
@@ -223,7 +215,7 @@ MemorySource& staging() {
 
 DeviceState* create_state() {
   const std::string missing = what_is_missing();
-  if (!missing.empty()) throw user_error("{}", missing);
+  if (!missing.empty()) throw user_error("{}, or set device=cpu", missing);
   return new DeviceState();
 }
 
@@ -308,6 +300,10 @@ double elapsed_ms_sync(void* begin, void* end) {
 
 int64_t sync_calls() {
   return g_sync_calls;
+}
+
+int64_t reservations() {
+  return g_reservations;
 }
 
 }  // namespace cuda

@@ -6,10 +6,10 @@
 namespace biomoe::cuda {
 namespace {
 
-constexpr const char* kMissing = "this biomoe was built without CUDA";
+constexpr const char* kMissing = "this biomoe was built without CUDA; build it with BIOMOE_CUDA=ON";
 
 Error no_cuda(const char* what) {
-  return user_error("{}: {}; set device=cpu", what, kMissing);
+  return user_error("{}: {}, or set device=cpu", what, kMissing);
 }
 
 }  // namespace
@@ -102,6 +102,9 @@ void mark_side_queue(void*, size_t) {
 }
 void join_side_queue(DeviceState*, void*, size_t) {
   throw no_cuda("the GPU");
+}
+int64_t reservations() {
+  return 0;
 }
 
 }  // namespace biomoe::cuda

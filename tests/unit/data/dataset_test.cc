@@ -120,6 +120,7 @@ TEST(Dataset, SaysWhyItCannotTrain) {
   EXPECT_TRUE(contains(message(config_for(folder.write("n.fa", ">a\nNNNNNN\n"))), "no base to train on"));
   EXPECT_TRUE(contains(message(config_for((folder.path() / "*.fasta").string())), "matches no file"));
   EXPECT_TRUE(contains(message(config_for(folder.path().string())), "a directory"));
+  EXPECT_TRUE(contains(message(DataConfig()), "dataset.path is empty"));
   DataConfig tiny = config_for(good);
   tiny.validation_fraction = 1e-9;
   EXPECT_TRUE(contains(message(tiny), "holds out no base"));
@@ -131,6 +132,22 @@ TEST(Dataset, SaysWhyItCannotTrain) {
   EXPECT_TRUE(contains(message(tokenizer), "record 's2', base 3: the vocabulary"));
 }
 
+TEST(Dataset, SaysThatNothingCountsInTheLoss) {
+  const TempFolder folder;
+  DataConfig config = config_for(folder.write("n.fa", ">a\nNNNN\n>b\nRYNN\n"));
+  config.add_eos = false;
+  const Dataset masked = open_dataset(config);
+  const std::string message = error_of([&] { require_targets(masked, config); });
+  EXPECT_TRUE(contains(message, "n.fa: no token of a sequence counts in the loss")) << message;
+  EXPECT_TRUE(contains(message, "dataset.mask_degenerate_bases")) << message;
+  config.mask_degenerate_bases = false;
+  EXPECT_EQ(error_of([&] { require_targets(masked, config); }), "");
+  config.mask_degenerate_bases = true;
+  config.path = {folder.write("one.fa", ">a\nNNNN\n>b\nNNA\n")};
+  const Dataset one = open_dataset(config);
+  EXPECT_EQ(error_of([&] { require_targets(one, config); }), "");
+}
+
 TEST(Dataset, EveryKeyIsChecked) {
   const auto message = [](auto change) {
     DataConfig config = config_for("x.fa");
@@ -138,7 +155,6 @@ TEST(Dataset, EveryKeyIsChecked) {
     return error_of([&] { validate_data_config(config); });
   };
   EXPECT_EQ(message([](DataConfig&) {}), "");
-  EXPECT_TRUE(contains(message([](auto& c) { c.path.clear(); }), "dataset.path is empty"));
   EXPECT_TRUE(contains(message([](auto& c) { c.path = {""}; }), "a path is empty"));
   for (const double bad : {-0.1, 1.0, 2.0, std::numeric_limits<double>::quiet_NaN()})
     EXPECT_TRUE(

@@ -5,7 +5,6 @@
 #include <unistd.h>
 #include <zstd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -14,6 +13,7 @@
 #include "biomoe/data/inspect.h"
 #include "biomoe/data/line_scanner.h"
 #include "biomoe/data/record_parser.h"
+#include "tests/fasta_cases.h"
 #include "tests/unit/data/data_test_helpers.h"
 
 namespace biomoe {
@@ -49,14 +49,8 @@ std::string refusal(std::string_view text, const ReadOptions& options = {}) {
     EXPECT_NE(message.find(part), std::string::npos) << "wanted '" << (part) << "', got: " << message; \
   } while (false)
 
-std::filesystem::path cases_folder() {
-  const char* given = std::getenv("BIOMOE_FASTA_CASES");
-  return given != nullptr ? std::filesystem::path(given)
-                          : std::filesystem::path(BIOMOE_TEST_DATA) / "data_cases" / "fasta";
-}
-
 TEST(SequenceReader, EveryCaseComesOutAsExpected) {
-  const std::filesystem::path folder = cases_folder();
+  const std::filesystem::path folder = test::fasta_cases();
   const json expected = json::parse(read_file(folder / "expected.json"));
   ASSERT_FALSE(expected.empty());
   for (const auto& [file, want] : expected.items()) {

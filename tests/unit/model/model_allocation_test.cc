@@ -1,66 +1,16 @@
-// Counts every allocation of a warm step, by whatever library, in a program of its own because it replaces
-// malloc.
+// Counts every allocation of a warm step, by whatever library.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cerrno>
 #include <cstdlib>
 
 #include "biomoe/model/decoder.h"
+#include "tests/allocation_count.h"
 #include "tests/unit/model/model_test_util.h"
-
-namespace {
-std::atomic<int64_t> allocations{0};
-
-void count_one() {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-}
-}  // namespace
-
-#if defined(__SANITIZE_ADDRESS__)
-// The sanitizer's own allocator stays; it tells of each call.
-extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void*, size_t),
-                                                         void (*on_free)(const volatile void*));
-namespace {
-const int hooks = __sanitizer_install_malloc_and_free_hooks([](const volatile void*, size_t) { count_one(); },
-                                                            [](const volatile void*) {});
-}
-#else
-// glibc's functions under their other names. operator new calls malloc.
-extern "C" {
-void* __libc_malloc(size_t);
-void* __libc_calloc(size_t, size_t);
-void* __libc_realloc(void*, size_t);
-void* __libc_memalign(size_t, size_t);
-
-void* malloc(size_t bytes) noexcept {
-  count_one();
-  return __libc_malloc(bytes);
-}
-void* calloc(size_t count, size_t bytes) noexcept {
-  count_one();
-  return __libc_calloc(count, bytes);
-}
-void* realloc(void* memory, size_t bytes) noexcept {
-  count_one();
-  return __libc_realloc(memory, bytes);
-}
-void* memalign(size_t alignment, size_t bytes) noexcept {
-  count_one();
-  return __libc_memalign(alignment, bytes);
-}
-void* aligned_alloc(size_t alignment, size_t bytes) noexcept {
-  return memalign(alignment, bytes);
-}
-int posix_memalign(void** memory, size_t alignment, size_t bytes) noexcept {
-  *memory = memalign(alignment, bytes);
-  return *memory ? 0 : ENOMEM;
-}
-}
-#endif
 
 namespace biomoe {
 namespace {
+
+using test::allocations;
 
 void step(Model& model, const Batch& batch) {
   model.start_step(1.0 / batch.target_weight);
