@@ -31,8 +31,10 @@ constexpr int kBlocksBeside = 8;
 // out and not waited for, and can be recorded once each kind of them has been made once. NCCL's group is made
 // at the first of them, by all ranks together. Sums are in an order that NCCL chooses: the same bits on all
 // ranks, and again in a run with as many ranks. Element types: those of Comm, and bf16. NCCL uses no NVLink
-// multicast. Throws user_error where the program was built without NCCL (dist/no_nccl).
-std::unique_ptr<Comm> over_gpus(std::unique_ptr<Comm> host, double timeout_s);
+// multicast. share_gpus: ranks may be on one GPU, which NCCL refuses within a host, so each passes for a host
+// of its own and messages go through sockets. Throws user_error where the program was built without NCCL
+// (dist/no_nccl).
+std::unique_ptr<Comm> over_gpus(std::unique_ptr<Comm> host, double timeout_s, bool share_gpus);
 // "NCCL 2.28", or "" where the program was built without it.
 std::string library();
 

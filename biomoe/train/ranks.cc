@@ -100,29 +100,33 @@ HostPlace host_place(Comm& world) {
   return place;
 }
 
-// Gives this rank a GPU of its own; "" or why there is none. A launcher that shows each rank one GPU has
-// chosen it; where a rank sees several, ranks of a host take them in order.
-std::string take_gpu(const HostPlace& place) {
+// Gives this rank a GPU, of its own if not `share`; "" or why there is none. A launcher that shows each rank
+// one GPU has chosen it; where a rank sees several, ranks of a host take them in order.
+std::string take_gpu(const HostPlace& place, bool share) {
   std::string why;
   if (!device_available(Device::kCuda, &why)) return why;
   if (nccl::library().empty()) return "this biomoe was built without NCCL";
   const int64_t count = device_count(Device::kCuda);
-  if (count > 1 && count < place.ranks)
-    return fmt::format("{} ranks are on a host where each sees {} GPUs", place.ranks, count);
-  select_device(Device::kCuda, count > 1 ? place.index : 0);
+  if (count > 1 && count < place.ranks && !share)
+    return fmt::format("{} ranks are on a host where each sees {} GPUs (see parallelism.share_gpus)",
+                       place.ranks, count);
+  select_device(Device::kCuda, place.index % count);
   return "";
 }
 
-// Settles device=auto: GPUs where every rank can have one of its own.
+// Settles device=auto: GPUs where every rank can have one, of its own if ranks are not to share them.
 void settle_device(RunConfig& config, Comm& world, const HostPlace& place) {
   if (config.device == DeviceChoice::kCpu) return;
-  std::string problem = take_gpu(place);
+  const bool share = config.parallelism.share_gpus;
+  std::string problem = take_gpu(place, share);
   const std::string own =
       problem.empty() ? host_name() + " " + device_info(Device::kCuda).bus_id : std::string();
   const auto gpus = all_gather_text(world, own, "the GPUs of ranks");
-  for (size_t rank = 0; rank < gpus.size() && problem.empty(); ++rank) {
-    if (static_cast<int>(rank) != world.rank() && gpus[rank] == own)
-      problem = fmt::format("rank {} was given the same GPU; start one rank a GPU", rank);
+  for (size_t rank = 0; rank < gpus.size() && problem.empty() && !share; ++rank) {
+    if (static_cast<int>(rank) != world.rank() && gpus[rank] == own) {
+      problem = fmt::format(
+          "rank {} was given the same GPU; start one rank a GPU, or set parallelism.share_gpus=true", rank);
+    }
   }
   const auto problems = all_gather_text(world, problem, "the GPUs of ranks");
   const auto first =
@@ -178,7 +182,7 @@ Ranks start_ranks(RunConfig& config) {
     throw error_of_rank(*world, error);
   }
   if (world->size() > 1 && config.device == DeviceChoice::kCuda)
-    world = nccl::over_gpus(std::move(world), parallelism.timeout_s);
+    world = nccl::over_gpus(std::move(world), parallelism.timeout_s, parallelism.share_gpus);
   Ranks ranks{Mesh(std::move(world), mesh), place.ranks};
   if (!ranks.mesh.alone() && config.num_threads == 0) config.num_threads = threads_of_rank(ranks.on_host);
   return ranks;

@@ -71,6 +71,7 @@ struct ParallelismConfig {
   int64_t dp_size = 0;
   int64_t ep_size = 1;
   DispatcherChoice dispatcher = DispatcherChoice::kAuto;
+  bool share_gpus = false;
   double timeout_s = 30;
   template <typename Visitor>
   void visit(Visitor& v) {
@@ -83,6 +84,9 @@ struct ParallelismConfig {
              "how rows get to experts on other GPUs: stored there directly (p2p, within a host), in messages "
              "(nccl), "
              "or p2p where it is possible; ranks on CPUs send messages over MPI");
+    v.field("share_gpus", share_gpus,
+            "ranks of a host may have a GPU in common, to try a mesh where there are fewer GPUs: the same "
+            "training, slowly");
     v.field("timeout_s", timeout_s,
             "seconds after which a rank gives up waiting for another and ends the run");
   }

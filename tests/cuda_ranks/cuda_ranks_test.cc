@@ -1,4 +1,4 @@
-// Ranks with a GPU each, under mpiexec: skipped where there are fewer than two GPUs.
+// Ranks on GPUs, under mpiexec: with a GPU each where there are enough, else sharing them.
 #include <csignal>
 
 #include "biomoe/core/clock.h"
@@ -15,7 +15,7 @@ class CudaRanks : public MpiRun {
  protected:
   void SetUp() override {
     MpiRun::SetUp();
-    if (device_count(Device::kCuda) < 2) GTEST_SKIP() << "needs two GPUs";
+    if (device_count(Device::kCuda) == 0) GTEST_SKIP() << "needs a GPU";
   }
   // A run in which a step is always four micro-batches, of a model that the GPU's grouped products take.
   std::vector<std::string> gpu_training(const std::string& run, int ranks,
@@ -23,6 +23,7 @@ class CudaRanks : public MpiRun {
     overrides.insert(overrides.end(),
                      {"device=cuda", "config_kwargs.hidden_size=128", "config_kwargs.intermediate_size=256",
                       "config_kwargs.num_attention_heads=4", "lr_scheduler_kwargs.num_decay_steps=12"});
+    if (device_count(Device::kCuda) < ranks) overrides.push_back("parallelism.share_gpus=true");
     return training(run, ranks, std::move(overrides));
   }
   // The largest relative difference of a figure between two runs, of all steps or of the first so many.
@@ -45,8 +46,10 @@ class CudaRanks : public MpiRun {
 
 TEST_F(CudaRanks, TheSanityCheckPasses) {
   const std::string source = BIOMOE_SOURCE_DIR;
+  const bool share = device_count(Device::kCuda) < 2;
   const Outcome outcome =
       run_ranks(2, {"train", "--config", source + "/configs/L0_sanity.yaml", "device=cuda", "run_dir=sanity",
+                    fmt::format("parallelism.share_gpus={}", share),
                     "dataset.path=" + source + "/configs/data/lambda_phage.fa"});
   EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
   EXPECT_THAT(outcome.out, ::testing::EndsWith("PASS\n"));
@@ -67,6 +70,47 @@ TEST_F(CudaRanks, RanksTrainAsOneGpuDoes) {
     for (const char* key : {"loss", "aux_loss", "grad_norm"}) {
       EXPECT_LT(difference(key, run, "one", 1), 1e-6);
       EXPECT_LT(difference(key, run, "one"), 1e-3);
+    }
+  }
+}
+
+// With twice the micro-batches, so that four ranks sum the gradients of theirs in fp32 too.
+TEST_F(CudaRanks, FourRanksTrainAsOneGpuDoes) {
+  const auto twice = [this](const std::string& run, int ranks, const std::vector<std::string>& overrides) {
+    auto arguments = gpu_training(run, ranks, overrides);
+    std::erase(arguments, fmt::format("grad_acc_steps={}", 4 / ranks));
+    arguments.push_back(fmt::format("grad_acc_steps={}", 8 / ranks));
+    return arguments;
+  };
+  ASSERT_EQ(run(twice("one", 1, {"num_train_steps=4"})).status, 0);
+  for (const int ep : {1, 2, 4}) {
+    const std::string run = "ep" + std::to_string(ep);
+    const Outcome outcome =
+        run_ranks(4, twice(run, 4, {"num_train_steps=4", "parallelism.ep_size=" + std::to_string(ep)}));
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    for (const char* key : {"loss", "aux_loss", "grad_norm"}) {
+      EXPECT_LT(difference(key, run, "one", 1), 1e-6);
+      EXPECT_LT(difference(key, run, "one"), 1e-3);
+    }
+  }
+}
+
+// In 8 bits as well: the scales of DelayedScaling are those of all ranks. Codes near a tie fall to either
+// side with the order of sums.
+TEST_F(CudaRanks, RanksTrainInEightBitsAsOneGpuDoes) {
+  for (const char* recipe : {"Float8BlockScaling", "MXFP8BlockScaling", "DelayedScaling"}) {
+    const std::vector<std::string> settings{"num_train_steps=4", "fp8_config.enabled=true",
+                                            std::string("fp8_config.fp8_recipe=") + recipe};
+    const std::string one = std::string("one") + recipe;
+    ASSERT_EQ(run(gpu_training(one, 1, settings)).status, 0);
+    for (const int ep : {1, 2}) {
+      const std::string run = recipe + std::to_string(ep);
+      auto own = settings;
+      own.push_back("parallelism.ep_size=" + std::to_string(ep));
+      const Outcome outcome = run_ranks(2, gpu_training(run, 2, own));
+      ASSERT_EQ(outcome.status, 0) << outcome.err;
+      EXPECT_LT(difference("loss", run, one, 1), 1e-5) << recipe << " ep " << ep;
+      EXPECT_LT(difference("loss", run, one), 2e-3) << recipe << " ep " << ep;
     }
   }
 }
@@ -144,7 +188,9 @@ TEST_F(CudaRanks, ARankThatStopsAnsweringIsNamed) {
 }
 
 TEST_F(CudaRanks, TwoRanksOnOneGpuAreRefused) {
-  Command command = mpiexec(program(2, gpu_training("run", 2, {"parallelism.ep_size=2"})));
+  auto arguments = gpu_training("run", 2, {"parallelism.ep_size=2"});
+  std::erase(arguments, "parallelism.share_gpus=true");
+  Command command = mpiexec(program(2, arguments));
   command.environment.push_back("CUDA_VISIBLE_DEVICES=0");
   const Outcome outcome = Child(command).wait();
   EXPECT_EQ(outcome.status, 2) << outcome.err;

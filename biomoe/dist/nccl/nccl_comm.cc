@@ -200,9 +200,10 @@ class IpcMemory : public PeerMemory {
 
 }  // namespace
 
-std::unique_ptr<Comm> over_gpus(std::unique_ptr<Comm> host, double timeout_s) {
+std::unique_ptr<Comm> over_gpus(std::unique_ptr<Comm> host, double timeout_s, bool share_gpus) {
   // Multicast takes memory of its own and is not there on every host that has NVLink.
   setenv("NCCL_NVLS_ENABLE", "0", 1);
+  if (share_gpus) setenv("NCCL_HOSTID", fmt::format("biomoe-rank-{}", host->rank()).c_str(), 1);
   return std::make_unique<NcclComm>(std::move(host), timeout_s, std::make_shared<Group>());
 }
 

@@ -11,7 +11,7 @@ Error no_nccl() {
 
 }  // namespace
 
-std::unique_ptr<Comm> over_gpus(std::unique_ptr<Comm>, double) {
+std::unique_ptr<Comm> over_gpus(std::unique_ptr<Comm>, double, bool) {
   throw no_nccl();
 }
 
