@@ -26,6 +26,8 @@ RunConfig run_config(const BenchOptions& options) {
   config.fp8_config = options.fp8;
   config.parallelism.ep_size = options.ep;
   config.parallelism.dispatcher = options.dispatcher;
+  config.parallelism.shard_parameters = options.shard_parameters;
+  config.parallelism.share_gpus = options.share_gpus;
   config.dataset.max_seq_length = options.seq;
   config.dataset.token_micro_batch_size = options.seq * options.batch;
   return config;
@@ -205,6 +207,9 @@ void add_bench(CLI::App& app) {
   add_integer(*step, "--ep-size", options->ep,
               "ranks that the experts are split over, of those that mpirun starts");
   step->add_option("--dispatcher", choices->dispatcher, "as the configuration's parallelism.dispatcher");
+  step->add_option("--shard-parameters", options->shard_parameters,
+                   "as the configuration's parallelism.shard_parameters");
+  step->add_option("--share-gpus", options->share_gpus, "as the configuration's parallelism.share_gpus");
   step->add_option("--expert-ffn-mode", choices->mode, "as the configuration's expert_ffn_mode");
   for (CLI::App* sub : {step, moe}) add_choices(*sub, *choices, *options);
   step->callback([options, choices] {

@@ -35,6 +35,7 @@ struct BenchOptions {
   Routing routing = Routing::kRandom;
   int64_t ep = 1;  // ranks that the experts are split over
   DispatcherChoice dispatcher = DispatcherChoice::kAuto;
+  bool shard_parameters = false, share_gpus = false;
   Fp8Config fp8{};
   std::string json;
 };

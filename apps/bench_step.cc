@@ -14,7 +14,8 @@ namespace biomoe::apps {
 namespace {
 
 void set_weights(Model& model, Optimizer& optimizer) {
-  if (model.limits().device == Device::kCpu) {
+  const ParameterList& parameters = model.parameters();
+  if (model.limits().device == Device::kCpu && !parameters.shards()) {
     model.initialize(0);
     return;
   }
@@ -22,11 +23,16 @@ void set_weights(Model& model, Optimizer& optimizer) {
   // Remainders stay 0: the weights are the masters.
   std::vector<TensorView> arenas{model.weights_A()};
   if (optimizer.master_A()) arenas.push_back(optimizer.master_A());
-  for (const TensorView& arena_A : arenas) {
-    fill_random(model.context(), arena_A, model.config().initializer_range);
-    for (const auto& spec : model.parameters().specs()) {
+  for (size_t i = 0; i < arenas.size(); ++i) {
+    fill_random(model.context(), arenas[i], model.config().initializer_range);
+    for (const auto& spec : parameters.specs()) {
       if (spec.kind != ParamKind::kNorm) continue;
-      io.write_sync(spec, std::vector<float>(static_cast<size_t>(spec.num_elements()), 1.0f).data(), arena_A);
+      const std::vector<float> ones(static_cast<size_t>(spec.num_elements()), 1.0f);
+      if (i == 0 && !parameters.shards()) {
+        io.write_sync(spec, ones.data(), arenas[i]);
+      } else {
+        io.write_state_sync(spec, ones.data(), {arenas[i], parameters.state_owners(spec)});
+      }
     }
   }
   model.weights_changed();
@@ -64,9 +70,9 @@ void skew_routing(Model& model, Optimizer& optimizer) {
     for (int64_t row = 0; row < spec.num_elements() / width; ++row) {
       values[static_cast<size_t>(row * width)] = *shared_column(spec, row, width);
     }
-    for (const TensorView& arena_A : {model.weights_A(), optimizer.master_A()}) {
-      if (arena_A) io.write_sync(spec, values.data(), arena_A);
-    }
+    io.write_sync(spec, values.data(), model.weights_A());
+    if (optimizer.master_A())
+      io.write_state_sync(spec, values.data(), {optimizer.master_A(), model.parameters().state_owners(spec)});
   }
   model.weights_changed();
 }
@@ -114,6 +120,9 @@ nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks) {
   const Mesh& mesh = ranks.mesh;
   const RunConfig config = run_config(options);
   require_supported(config, options.device, mesh.place().size);
+  if (options.shard_parameters && options.routing == Routing::kSkewed) {
+    throw user_error("--routing skewed sets whole weights, which no rank has with --shard-parameters true");
+  }
   ModelLimits limits = planned_limits(config, true, options.device);
   join_ranks(mesh, options.dispatcher, limits);
   OptimizerOptions states = optimizer_options(config, options.device);
@@ -159,6 +168,7 @@ nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks) {
        {"dp", mesh.place().size.dp},
        {"ep", mesh.place().size.ep},
        {"dispatcher", dispatcher_name(limits)},
+       {"shard_parameters", options.shard_parameters},
        {"communication_ms", communication_ms},
        {"tokens_per_s_per_rank", static_cast<double>(batch.num_tokens()) / median},
        {"tokens_per_s", static_cast<double>(batch.num_tokens() * mesh.size()) / median},

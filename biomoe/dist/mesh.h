@@ -28,6 +28,9 @@ struct MeshPlace {
   MeshSize size;
   int64_t dp_rank = 0;
   int64_t ep_rank = 0;
+  // Whether of what several ranks hold copies of each keeps a part, and the whole only while it is used
+  // (ZeRO-3).
+  bool shards = false;
   int64_t rank() const { return dp_rank * size.ep + ep_rank; }
 };
 
@@ -37,7 +40,7 @@ class Mesh {
   // `world` has size.world() ranks. All ranks make their meshes together.
   Mesh(std::unique_ptr<Comm> world, MeshSize size);
 
-  MeshPlace place() const { return {size_, dp_->rank(), ep_->rank()}; }
+  MeshPlace place(bool shards = false) const { return {size_, dp_->rank(), ep_->rank(), shards}; }
   int rank() const { return world_->rank(); }
   int size() const { return world_->size(); }
   bool alone() const { return size() == 1; }

@@ -70,7 +70,7 @@ void project_backward(Context& ctx, const OperandQuantizer& quantizer, TensorVie
 BlockWeights block_weights(const ParameterList& parameters, const ModelConfig& config, TensorView arena_A,
                            int64_t layer) {
   auto view = [&](const char* name) {
-    return parameters.view(arena_A, parameters.find(fmt::format("model.layers.{}.{}", layer, name)));
+    return ParameterList::held_view(arena_A, parameters.find(fmt::format("model.layers.{}.{}", layer, name)));
   };
   BlockWeights weights;
   weights.norm1_D = view("input_layernorm.weight");

@@ -55,8 +55,8 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
                  .stream = device_.stream(),
                  .deterministic = limits.deterministic,
                  .portable_kernels = limits.portable_kernels};
-  weights_A_ = persistent_.tensor(types_.activation, {parameters_.arena_elements()});
-  if (limits.training) gradients_A_ = persistent_.tensor(types_.gradient, {parameters_.arena_elements()});
+  weights_A_ = persistent_.tensor(types_.activation, {parameters_.held_elements()});
+  if (limits.training) gradients_A_ = persistent_.tensor(types_.gradient, {parameters_.held_elements()});
   gradient_squares_ = lay_out_squares(persistent_, parameters_, limits);
   split_ = expert_split(limits);
   if (split_.shared_memory && split_.comm) {
@@ -148,6 +148,7 @@ void Model::initial_values(const ParamSpec& spec, uint64_t seed, float* values) 
 }
 
 void Model::initialize(uint64_t seed) {
+  BM_CHECK(!parameters_.shards(), "a rank that holds a part of the parameters gives them no values");
   ParameterIo io(ctx_, types_);
   std::vector<float> values;
   for (const auto& spec : parameters_.specs()) {
@@ -201,6 +202,7 @@ void Model::set_up_codes() {
 }
 
 void Model::weights_changed() {
+  if (shards_) shards_->weights_changed();
   for (CodedWeights& coded : coded_) coded.current = false;
 }
 
@@ -291,14 +293,17 @@ LayerRoutingStats Model::layer_stats(const RoutingStats& stats, int64_t layer) c
 
 TensorView Model::head_weight(const TensorView& arena_A) const {
   const char* name = config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
-  return parameters_.view(arena_A, parameters_.find(name));
+  return ParameterList::held_view(arena_A, parameters_.find(name));
 }
 
 void Model::run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route_only,
                        const StageHooks& hooks) {
+  BM_CHECK(shards_ || !parameters_.shards(),
+           "a pass over parameters that ranks shard, without what brings them");
   BM_CHECK(in_step_ || !update_due_, "a pass outside of a step, while an update of the weights is due");
   const auto before = [&](int64_t stage) {
     if (hooks.before_forward) hooks.before_forward(stage);
+    if (shards_) shards_->before_forward(stage);
     quantize_weights(stage);
   };
   begin(batch);
@@ -349,6 +354,10 @@ void Model::forward(const DeviceBatch& batch, bool accumulate_stats, const Stage
 }
 
 void Model::loss(const DeviceBatch& batch, bool with_gradient, bool accumulate) {
+  if (shards_ && with_gradient) {
+    shards_->before_backward(parameters_.num_stages() - 1, accumulate);
+    if (config_.tie_word_embeddings) shards_->before_backward(0, accumulate);
+  }
   head_loss(ctx_,
             {.x_TD = act_.final_norm_TD,
              .weight_VD = head_weight(weights_A_),
@@ -364,7 +373,8 @@ void Model::loss(const DeviceBatch& batch, bool with_gradient, bool accumulate) 
 
 void Model::backward(const DeviceBatch& batch, double balance_coef, double z_coef, bool accumulate,
                      const StageHooks& hooks) {
-  const auto after = [&hooks](int64_t stage) {
+  const auto after = [this, &hooks](int64_t stage) {
+    if (shards_) shards_->after_backward(stage);
     if (hooks.after_backward) hooks.after_backward(stage);
   };
   const auto& norm = parameters_.find("model.norm.weight");
@@ -383,6 +393,10 @@ void Model::backward(const DeviceBatch& batch, double balance_coef, double z_coe
   const BlockAuxGradient aux{.balance_E = balance_E_, .z_scale = routings > 0 ? z_coef / routings : 0.0};
   for (int64_t layer = config_.num_hidden_layers - 1; layer >= 0; --layer) {
     const auto index = static_cast<size_t>(layer);
+    if (shards_) {
+      shards_->before_backward(ParameterList::experts_stage(layer), accumulate);
+      shards_->before_backward(ParameterList::dense_stage(layer), accumulate);
+    }
     if (recomputed(layer)) {
       block_attention_forward(ctx_, inputs_, block_weights_[index], TensorView(), act_.blocks[index],
                               act_.workspace);
@@ -396,6 +410,7 @@ void Model::backward(const DeviceBatch& batch, double balance_coef, double z_coe
                              act_.blocks[index], act_.workspace, act_.dstream_TD, accumulate);
     after(ParameterList::dense_stage(layer));
   }
+  if (shards_ && !config_.tie_word_embeddings) shards_->before_backward(0, accumulate);
   // A tied embedding's gradient has the head's part in it already.
   embedding_backward(ctx_, {.tokens_T = batch.tokens_T,
                             .dy_TD = act_.dstream_TD,
@@ -492,9 +507,13 @@ bool Model::finite_sync(const TensorView& view) {
 }
 
 std::string Model::first_nonfinite_weight_sync() {
-  if (finite_sync(weights_A_)) return "";
+  const TensorView own = parameters_.shards() ? weights_A_.rows(0, parameters_.owned_elements()) : weights_A_;
+  if (finite_sync(own)) return "";
   for (const ParamSpec& spec : parameters_.specs()) {
-    if (!finite_sync(weight(spec))) return spec.name;
+    const StateStretch stretch = parameters_.state_owners(spec).own();
+    const TensorView held =
+        parameters_.shards() ? weights_A_.rows(stretch.place, stretch.count) : weight(spec);
+    if (held.num_elements() > 0 && !finite_sync(held)) return spec.name;
   }
   return "";
 }

@@ -88,6 +88,21 @@ struct StageHooks {
   std::function<void(int64_t stage)> after_backward{};  // the stage's gradients are complete
 };
 
+// Where ranks shard parameters: what brings those of a stage to where the model has them, and takes their
+// gradients from there. Called in every pass, of steps or not.
+class StageShards {
+ public:
+  virtual ~StageShards() = default;
+  // The stage's weights are read from here on.
+  virtual void before_forward(int64_t stage) = 0;
+  // They are, and its gradients are written: assigned, or added to where accumulate. Of the last stage, and
+  // of the first where embeddings are tied, before the loss.
+  virtual void before_backward(int64_t stage, bool accumulate) = 0;
+  virtual void after_backward(int64_t stage) = 0;
+  // What ranks own was changed.
+  virtual void weights_changed() = 0;
+};
+
 // Device work is given out in order and not waited for, but by the functions named sync. On the CPU
 // everything is done on return.
 class Model {
@@ -104,17 +119,20 @@ class Model {
   // Normal(0, initializer_range) for matrices, 1 for norms, from the seed and the parameter's name alone,
   // into values[0, spec.num_elements()) in fp32 and the hub's layout.
   void initial_values(const ParamSpec& spec, uint64_t seed, float* values) const;
-  // Gives all weights these values. Waits for the device.
+  // Gives all weights these values; not where ranks shard them. Waits for the device.
   void initialize(uint64_t seed);
+
+  // Needed to run, not to plan, where ranks shard parameters. It must outlive all passes.
+  void set_shards(StageShards* shards) { shards_ = shards; }
 
   // Outside of a step: the weights that products quantise become what their codes for the forward pass stand
   // for.
   void round_weights_to_codes();
 
-  TensorView weights_A() const { return weights_A_; }  // flat arenas on the device, see ParamSpec::offset
+  TensorView weights_A() const { return weights_A_; }  // arenas on the device, see ParamSpec::held
   TensorView gradients_A() const { return gradients_A_; }
-  TensorView weight(const ParamSpec& spec) const { return parameters_.view(weights_A_, spec); }
-  TensorView gradient(const ParamSpec& spec) const { return parameters_.view(gradients_A_, spec); }
+  TensorView weight(const ParamSpec& spec) const { return ParameterList::held_view(weights_A_, spec); }
+  TensorView gradient(const ParamSpec& spec) const { return ParameterList::held_view(gradients_A_, spec); }
   // One a parameter, absent where there are none: partial sums of the squares of its gradient, made with it
   // (see GroupedGemmArgs::squares_P). Good until the gradients are changed. Empty with several micro-batches.
   std::span<const TensorView> gradient_squares() const { return gradient_squares_; }
@@ -234,6 +252,7 @@ class Model {
   TensorView balance_E_, grad_scale_1_, loss_sums_3_, losses_2_, nonfinite_1_, offsets_host_E1_;
   std::vector<BlockWeights> block_weights_, block_gradients_;
   std::vector<TensorView> gradient_squares_;
+  StageShards* shards_ = nullptr;  // where ranks shard parameters
   std::vector<DeviceBatch> batches_;
   std::array<std::vector<DeviceBatch>, 2> staged_;
   int turn_ = 0;

@@ -173,7 +173,7 @@ namespace {
 
 size_t arena_bytes(const ModelConfig& config, const ModelLimits& limits, DType type) {
   const ParameterList parameters(config, limits.place);
-  return align_up(static_cast<size_t>(parameters.arena_elements()) * dtype_size(type));
+  return align_up(static_cast<size_t>(parameters.held_elements()) * dtype_size(type));
 }
 
 size_t activation_bytes(const ModelConfig& config, const ModelLimits& limits) {

@@ -67,7 +67,7 @@ void ParameterIo::convert_to_buffer(const ParamSpec& spec, const float* values, 
 
 void ParameterIo::write_sync(const ParamSpec& spec, const float* values, const TensorView& arena_A) {
   write_state_sync(spec, values,
-                   {arena_A, {.stretches = {{.count = spec.num_elements(), .place = spec.offset}}}});
+                   {arena_A, {.stretches = {{.count = spec.num_elements(), .place = spec.held}}}});
 }
 
 void ParameterIo::write_state_sync(const ParamSpec& spec, const float* values, const StateArena& state) {
@@ -84,10 +84,10 @@ const unsigned char* ParameterIo::fetch_sync(const ParamSpec& spec, const Tensor
                                              std::vector<unsigned char>& buffer) {
   if (ctx_.device == Device::kCpu) {
     return static_cast<const unsigned char*>(arena_A.data) +
-           static_cast<size_t>(spec.offset) * dtype_size(arena_A.dtype);
+           static_cast<size_t>(spec.held) * dtype_size(arena_A.dtype);
   }
   return fetch_state_sync(
-      spec, {arena_A, {.stretches = {{.count = spec.num_elements(), .place = spec.offset}}}}, buffer);
+      spec, {arena_A, {.stretches = {{.count = spec.num_elements(), .place = spec.held}}}}, buffer);
 }
 
 const unsigned char* ParameterIo::fetch_state_sync(const ParamSpec& spec, const StateArena& state,
@@ -131,12 +131,12 @@ void ParameterIo::read_state_sync(const ParamSpec& spec, const StateArena& state
   convert_rows(spec, fetch_state_sync(spec, state, buffer_), state.arena_A.dtype, values);
 }
 
-void ParameterIo::read_masters_sync(const ParamSpec& spec, const TensorView& weights_A,
+void ParameterIo::read_masters_sync(const ParamSpec& spec, const StateArena& weights,
                                     const StateArena& remainders, float* values) {
-  BM_CHECK(weights_A.dtype == DType::kBF16 && remainders.arena_A.dtype == DType::kU16,
-           "{}: masters of {} and {}", spec.name, dtype_name(weights_A.dtype),
+  BM_CHECK(weights.arena_A.dtype == DType::kBF16 && remainders.arena_A.dtype == DType::kU16,
+           "{}: masters of {} and {}", spec.name, dtype_name(weights.arena_A.dtype),
            dtype_name(remainders.arena_A.dtype));
-  const auto* weights = reinterpret_cast<const uint16_t*>(fetch_sync(spec, weights_A, buffer_));
+  const auto* high = reinterpret_cast<const uint16_t*>(fetch_state_sync(spec, weights, buffer_));
   const auto* low = reinterpret_cast<const uint16_t*>(fetch_state_sync(spec, remainders, remainders_));
   const Rows rows(spec);
 #pragma omp parallel for num_threads(ctx_.num_threads) schedule(static)
@@ -144,7 +144,7 @@ void ParameterIo::read_masters_sync(const ParamSpec& spec, const TensorView& wei
     float* to = values + hub_row(spec, row) * rows.width;
     for (int64_t i = 0; i < rows.width; ++i) {
       const int64_t at = row * rows.width + i;
-      to[i] = join_master(weights[at], low[at]);
+      to[i] = join_master(high[at], low[at]);
     }
   }
 }

@@ -32,8 +32,8 @@ class ParameterIo {
   // layout of the device where it differs from the hub's, the ranks that hold copies call this together.
   void write_state_sync(const ParamSpec& spec, const float* values, const StateArena& state);
   void read_state_sync(const ParamSpec& spec, const StateArena& state, float* values);
-  // Masters from the two arenas that hold their parts: whole weights, and remainders as state.
-  void read_masters_sync(const ParamSpec& spec, const TensorView& weights_A, const StateArena& remainders,
+  // Masters from the two arenas that hold their parts: weights, and remainders.
+  void read_masters_sync(const ParamSpec& spec, const StateArena& weights, const StateArena& remainders,
                          float* values);
 
  private:

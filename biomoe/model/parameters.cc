@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 namespace biomoe {
 namespace {
@@ -18,7 +19,7 @@ ParameterList::ParameterList(const ModelConfig& c, const MeshPlace& place)
   const int64_t D = c.hidden_size, F = c.intermediate_size, E = c.num_local_experts, K = c.key_width();
   const int64_t H = c.num_attention_heads, G = c.num_key_value_heads, V = c.vocab_size;
   auto add = [&](std::string name, Shape shape, ParamKind kind, int64_t layer) {
-    specs_.push_back({std::move(name), shape, kind, layer, 0});
+    specs_.push_back({std::move(name), shape, kind, layer, 0, 0});
   };
   add("model.embed_tokens.weight", {V, D}, ParamKind::kEmbedding, -1);
   for (int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
@@ -49,6 +50,54 @@ ParameterList::ParameterList(const ModelConfig& c, const MeshPlace& place)
     ArenaRegion region = stage > 0 && stage % 2 == 0 ? experts : dense;
     region.stage = stage;
     lay_out(region);
+  }
+  shards_ = place.shards && place.size.world() > 1;
+  hold();
+}
+
+// Places in the model's arenas.
+void ParameterList::hold() {
+  int64_t owned = 0;
+  for (ArenaRegion& region : regions_) {
+    region.held = region.begin;
+    region.own = shards_ ? owned : region.owned_begin();
+    owned += region.owned_count();
+  }
+  held_elements_ = shards_ ? owned : arena_elements_;
+  if (shards_) {
+    // By turn, 0 of even layers and 1 of odd ones: of dense regions, of experts'.
+    std::array<std::array<int64_t, 2>, 2> sizes{}, places{};
+    const auto turn_of = [](const ArenaRegion& region) {
+      return static_cast<size_t>((region.stage - 1) / 2 % 2);
+    };
+    const auto of_layer = [this](const ArenaRegion& region) {
+      return region.stage > 0 && region.stage + 1 < num_stages_;
+    };
+    for (const ArenaRegion& region : regions_) {
+      if (region.copies == 1 || !of_layer(region)) continue;
+      int64_t& size = sizes[region.experts ? 1 : 0][turn_of(region)];
+      size = std::max(size, region.count);
+    }
+    for (size_t kind = 0; kind < 2; ++kind) {
+      for (size_t turn = 0; turn < 2; ++turn) {
+        places[kind][turn] = held_elements_;
+        held_elements_ += sizes[kind][turn];
+      }
+    }
+    for (ArenaRegion& region : regions_) {
+      if (region.copies == 1) {
+        region.held = region.own;
+      } else if (of_layer(region)) {
+        region.held = places[region.experts ? 1 : 0][turn_of(region)];
+      } else {
+        region.held = held_elements_;
+        held_elements_ += region.count;
+      }
+    }
+  }
+  for (ParamSpec& spec : specs_) {
+    const ArenaRegion& region = regions_[static_cast<size_t>(stage_of(spec))];
+    spec.held = region.held + spec.offset - region.begin;
   }
 }
 

@@ -62,13 +62,14 @@ Optimizer::Optimizer(const ParameterList& parameters, const AdamwConfig& config,
 }
 
 void Optimizer::add_shard(const ArenaRegion& region) {
-  Shard shard{.begin = region.owned_begin(), .count = region.owned_count()};
+  Shard shard{.begin = region.own, .count = region.owned_count()};
+  const int64_t first = region.owned_begin();
   shard.first_sum = static_cast<int64_t>(summed_.size());
   if (!shards_.empty()) shard.state = shards_.back().state + shards_.back().count;
   for (const auto& spec : parameters_.specs()) {
     if (spec.offset < region.begin || spec.offset >= region.begin + region.count) continue;
-    const int64_t begin = std::clamp<int64_t>(spec.offset - shard.begin, 0, shard.count);
-    const int64_t end = std::clamp<int64_t>(spec.offset + spec.num_elements() - shard.begin, 0, shard.count);
+    const int64_t begin = std::clamp<int64_t>(spec.offset - first, 0, shard.count);
+    const int64_t end = std::clamp<int64_t>(spec.offset + spec.num_elements() - first, 0, shard.count);
     shard.segments.push_back({begin, end - begin, spec.kind != ParamKind::kNorm || config_.decay_norms});
     summed_.push_back(&spec);
   }

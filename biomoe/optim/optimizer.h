@@ -98,7 +98,7 @@ class Optimizer {
   // What this rank owns of a region: segments are relative to `begin`, one a parameter of the region, empty
   // where another rank owns all of it.
   struct Shard {
-    int64_t begin = 0, count = 0;  // of the flat arenas
+    int64_t begin = 0, count = 0;  // of the model's arenas
     int64_t state = 0;             // first element in the arenas of state
     int64_t first_sum = 0;         // of sums_S
     std::vector<ArenaSegment> segments{};

@@ -15,16 +15,16 @@ void reduce_gradients(Context& ctx, const Mesh& mesh, const ArenaRegion& region,
                       const TensorView& gradients_A) {
   const CommSpan span(ctx);
   ranks_of(mesh, region)
-      .reduce_scatter(ctx, gradients_A.rows(region.begin, region.count),
-                      gradients_A.rows(region.owned_begin(), region.owned_count()), ReduceOp::kSum,
+      .reduce_scatter(ctx, gradients_A.rows(region.held, region.count),
+                      gradients_A.rows(region.own, region.owned_count()), ReduceOp::kSum,
                       region.experts ? "the experts' gradients" : "the gradients");
 }
 
 void gather_weights(Context& ctx, const Mesh& mesh, const ArenaRegion& region, const TensorView& weights_A) {
   const CommSpan span(ctx);
   ranks_of(mesh, region)
-      .all_gather(ctx, weights_A.rows(region.owned_begin(), region.owned_count()),
-                  weights_A.rows(region.begin, region.count),
+      .all_gather(ctx, weights_A.rows(region.own, region.owned_count()),
+                  weights_A.rows(region.held, region.count),
                   region.experts ? "the experts' weights" : "the weights");
 }
 

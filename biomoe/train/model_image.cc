@@ -8,8 +8,12 @@
 
 namespace biomoe {
 
+bool ModelImage::is_memory(const ParameterList& parameters, Device device) {
+  return device == Device::kCpu && !parameters.shards();
+}
+
 size_t ModelImage::planned_bytes(const ParameterList& parameters, Device device, bool with_optimizer) {
-  if (device == Device::kCpu) return 0;
+  if (is_memory(parameters, device)) return 0;
   const size_t arena = align_up(static_cast<size_t>(parameters.arena_elements()) * sizeof(float));
   return with_optimizer ? 3 * arena : arena;
 }
@@ -17,7 +21,7 @@ size_t ModelImage::planned_bytes(const ParameterList& parameters, Device device,
 ModelImage::ModelImage(Model& model, Optimizer* optimizer, const Mesh* mesh)
     : model_(model), optimizer_(optimizer), mesh_(mesh && !mesh->alone() ? mesh : nullptr) {
   const ParameterList& parameters = model.parameters();
-  const bool direct = model.limits().device == Device::kCpu;
+  const bool direct = is_memory(parameters, model.limits().device);
   if (direct) {
     weights_A_ = model.weights_A();
     if (optimizer) exp_avg_A_ = optimizer->exp_avg_A();
@@ -46,7 +50,7 @@ void ModelImage::add_fp8_state() {
   const Fp8State& state = model_.fp8_state();
   amax_HN_ = state.amax_HN();
   scales_N_ = state.scales_N();
-  if (model_.limits().device != Device::kCpu) {
+  if (!is_memory(model_.parameters(), model_.limits().device)) {
     fp8_arena_ = Arena(align_up(amax_HN_.bytes()) + align_up(scales_N_.bytes()), "scales on the host");
     amax_HN_ = fp8_arena_.tensor(DType::kF32, amax_HN_.shape);
     scales_N_ = fp8_arena_.tensor(DType::kF32, scales_N_.shape);
@@ -67,7 +71,7 @@ TensorGroup ModelImage::held_group(const char* name, const TensorView& arena_A) 
   TensorGroup group{name, {}};
   const ParameterList& parameters = model_.parameters();
   for (const auto& spec : parameters.specs()) {
-    NamedTensor tensor{spec.name, parameters.view(arena_A, spec)};
+    NamedTensor tensor{spec.name, ParameterList::view(arena_A, spec)};
     if (spec.parts > 1) tensor.part = TensorPart{spec.whole_shape(), spec.first_element()};
     group.tensors.push_back(std::move(tensor));
   }
@@ -99,6 +103,12 @@ StateArena ModelImage::state_arena(const ParamSpec& spec, const TensorView& aren
   return state;
 }
 
+// Weights are whole, or what this rank owns of them.
+StateArena ModelImage::weights_arena(const ParamSpec& spec) const {
+  if (model_.parameters().shards()) return state_arena(spec, model_.weights_A());
+  return {model_.weights_A(), {.stretches = {{.count = spec.num_elements(), .place = spec.held}}}};
+}
+
 void ModelImage::initialize(uint64_t seed) {
   for (const auto& spec : model_.parameters().specs())
     model_.initial_values(spec, seed, weights() + spec.offset);
@@ -106,7 +116,7 @@ void ModelImage::initialize(uint64_t seed) {
 
 void ModelImage::round_weights_to_codes_sync() {
   model_.round_weights_to_codes();
-  if (model_.limits().device == Device::kCpu) return;
+  if (is_memory(model_.parameters(), model_.limits().device)) return;
   ParameterIo io(model_.context(), model_.types());
   for (const auto& spec : model_.parameters().specs())
     io.read_sync(spec, model_.weights_A(), weights() + spec.offset);
@@ -115,18 +125,18 @@ void ModelImage::round_weights_to_codes_sync() {
 
 void ModelImage::download_sync() {
   BM_CHECK(!model_.update_due(), "weights are read or written while an update of them is due");
-  if (model_.limits().device == Device::kCpu) return;
+  if (is_memory(model_.parameters(), model_.limits().device)) return;
   ParameterIo io(model_.context(), model_.types());
   const bool masters = optimizer_ && optimizer_->master_A();
   const bool remainders = optimizer_ && optimizer_->remainder_A();
   for (const auto& spec : model_.parameters().specs()) {
     float* values = weights() + spec.offset;
     if (remainders) {
-      io.read_masters_sync(spec, model_.weights_A(), state_arena(spec, optimizer_->remainder_A()), values);
+      io.read_masters_sync(spec, weights_arena(spec), state_arena(spec, optimizer_->remainder_A()), values);
     } else if (masters) {
       io.read_state_sync(spec, state_arena(spec, optimizer_->master_A()), values);
     } else {
-      io.read_sync(spec, model_.weights_A(), values);
+      io.read_state_sync(spec, weights_arena(spec), values);
     }
     if (!optimizer_) continue;
     io.read_state_sync(spec, state_arena(spec, optimizer_->exp_avg_A()), exp_avg_A_.f32() + spec.offset);
@@ -141,11 +151,11 @@ void ModelImage::download_sync() {
 
 void ModelImage::upload_sync() {
   BM_CHECK(!model_.update_due(), "weights are read or written while an update of them is due");
-  if (model_.limits().device == Device::kCpu) return;
+  if (is_memory(model_.parameters(), model_.limits().device)) return;
   ParameterIo io(model_.context(), model_.types());
   model_.weights_changed();
   for (const auto& spec : model_.parameters().specs()) {
-    io.write_sync(spec, weights() + spec.offset, model_.weights_A());
+    io.write_state_sync(spec, weights() + spec.offset, weights_arena(spec));
     if (!optimizer_) continue;
     for (const TensorView& masters : {optimizer_->master_A(), optimizer_->remainder_A()}) {
       if (masters) io.write_state_sync(spec, weights() + spec.offset, state_arena(spec, masters));

@@ -12,10 +12,10 @@
 
 namespace biomoe {
 
-// On the CPU the image is the memory of the model and the optimiser itself. Elsewhere it is a copy on the
-// host (4 bytes a parameter, 12 with an optimiser) that download_sync and upload_sync bring in step with the
-// device: fp32 masters where there are some, in one piece or two, moments widened from what they are kept in,
-// all without loss and in the layout of the hub.
+// On the CPU the image is the memory of the model and the optimiser itself, but where ranks shard parameters.
+// There and elsewhere it is a copy on the host (4 bytes a parameter, 12 with an optimiser) that download_sync
+// and upload_sync bring in step with the device: fp32 masters where there are some, in one piece or two,
+// moments widened from what they are kept in, all without loss and in the layout of the hub.
 class ModelImage {
  public:
   static constexpr const char* kFp8Group = "fp8";  // what DelayedScaling keeps; other runs have no such group
@@ -41,7 +41,9 @@ class ModelImage {
   void upload_sync();
 
  private:
+  static bool is_memory(const ParameterList& parameters, Device device);
   void add_fp8_state();
+  StateArena weights_arena(const ParamSpec& spec) const;
   TensorGroup held_group(const char* name, const TensorView& arena_A) const;
   StateArena state_arena(const ParamSpec& spec, const TensorView& arena_A) const;
   TensorGroup owned_group(const char* name, const TensorView& arena_A, bool of_state) const;

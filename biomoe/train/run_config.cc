@@ -70,6 +70,11 @@ void RunConfig::validate() const {
         optimizer_states != OptimizerStates::kFp32 ? "optimizer_states=fp32"
                                                    : "optimizer_store_param_remainders=true");
   }
+  if (parallelism.shard_parameters && fp8_config.rounds_initial_weights()) {
+    throw user_error(
+        "parallelism.shard_parameters=true leaves no rank whole weights to round; set "
+        "fp8_config.quantized_model_init_kwargs.preserve_high_precision_init_val=true");
+  }
   adamw.validate();
   schedule.validate();
   validate_data_config(dataset);

@@ -71,6 +71,7 @@ struct ParallelismConfig {
   int64_t dp_size = 0;
   int64_t ep_size = 1;
   DispatcherChoice dispatcher = DispatcherChoice::kAuto;
+  bool shard_parameters = false;
   bool share_gpus = false;
   double timeout_s = 30;
   template <typename Visitor>
@@ -84,6 +85,10 @@ struct ParallelismConfig {
              "how rows get to experts on other GPUs: stored there directly (p2p, within a host), in messages "
              "(nccl), "
              "or p2p where it is possible; ranks on CPUs send messages over MPI");
+    v.field("shard_parameters", shard_parameters,
+            "of weights and gradients that several ranks hold each keeps a part, as of the optimiser's "
+            "state, and "
+            "the whole of a layer only while it is computed (ZeRO-3): less memory for more exchange");
     v.field("share_gpus", share_gpus,
             "ranks of a host may have a GPU in common, to try a mesh where there are fewer GPUs: the same "
             "training, slowly");

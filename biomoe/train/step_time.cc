@@ -67,7 +67,14 @@ double collective_seconds(double bytes, int64_t ranks, int64_t apart, const Link
 double communication_seconds(const RunConfig& config, const MeshSize& mesh, const LinkRates& rates) {
   const ModelConfig& model = config.model;
   const ParameterList parameters(model, {.size = mesh});
-  const double gradient = config.grad_acc_steps > 1 ? 4 : 2, weight = 2;
+  const bool several = config.grad_acc_steps > 1;
+  double gradient = several ? 4 : 2, weight = 2;
+  if (config.parallelism.shard_parameters) {
+    // Weights come for each pass, the first of which may be of the routers alone; gradients go after each.
+    const auto passes = static_cast<double>(config.grad_acc_steps);
+    gradient *= passes;
+    weight *= (several ? 3 : 2) * passes;
+  }
   double replicas = 0;  // gradients reduced, weights gathered
   for (const ArenaRegion& region : parameters.regions()) {
     const auto count = static_cast<double>(region.count);

@@ -96,7 +96,8 @@ ModelLimits planned_limits(const RunConfig& config, bool training, Device device
 }
 
 MeshPlace planned_place(const RunConfig& config) {
-  return {.size = {.dp = std::max<int64_t>(1, config.parallelism.dp_size), .ep = config.parallelism.ep_size}};
+  return {.size = {.dp = std::max<int64_t>(1, config.parallelism.dp_size), .ep = config.parallelism.ep_size},
+          .shards = config.parallelism.shard_parameters};
 }
 
 ModelLimits model_limits(const RunConfig& config, bool training) {
@@ -104,7 +105,7 @@ ModelLimits model_limits(const RunConfig& config, bool training) {
 }
 
 void join_ranks(const Mesh& mesh, DispatcherChoice dispatcher, ModelLimits& limits) {
-  limits.place = mesh.place();
+  limits.place = mesh.place(limits.place.shards);
   if (limits.place.size.ep == 1) return;
   limits.expert_ranks = &mesh.ep();
   if (limits.device == Device::kCpu) return;
@@ -417,10 +418,11 @@ void Trainer::print_head() const {
   const ParameterList& parameters = model_->parameters();
   const int threads = model_->limits().num_threads;
   const MeshSize mesh = ranks_->mesh.place().size;
-  const std::string ranks = ranks_->mesh.alone()
-                                ? ""
-                                : fmt::format("{} ranks (dp {} x ep {}, {} on this host), each with ",
-                                              mesh.world(), mesh.dp, mesh.ep, ranks_->on_host);
+  const std::string ranks =
+      ranks_->mesh.alone()
+          ? ""
+          : fmt::format("{} ranks (dp {} x ep {}, {} on this host{}), each with ", mesh.world(), mesh.dp,
+                        mesh.ep, ranks_->on_host, parameters.shards() ? ", parameters sharded" : "");
   if (std::string why; config_.device == DeviceChoice::kAuto && model_->limits().device == Device::kCpu &&
                        !device_available(Device::kCuda, &why)) {
     tell(stdout, "device=auto: on the CPU, since {}\n", why);

@@ -36,6 +36,7 @@ WeightUpdate::WeightUpdate(Model& model, Optimizer& optimizer, const Mesh* mesh)
     last_copied_ = region.stage;
   }
   if (model.limits().device == Device::kCpu) list_pieces();
+  if (model.parameters().shards()) shards_ = std::make_unique<ShardExchange>(model, *mesh, queue_);
 }
 
 WeightUpdate::~WeightUpdate() {
@@ -72,7 +73,7 @@ void WeightUpdate::update_regions(bool copied) {
   for (size_t i = 0; i < regions.size(); ++i) {
     if ((regions[i].copies > 1) != copied) continue;
     optimizer_.update(model_.context(), args(), i);
-    if (!copied) continue;
+    if (!copied || shards_) continue;
     const auto stage = static_cast<size_t>(regions[i].stage);
     queue_.fork();
     gather_weights(queue_.context(), *mesh_, regions[i], model_.weights_A());
@@ -89,6 +90,7 @@ void WeightUpdate::share_device(bool shared) {
 void WeightUpdate::begin() {
   update_regions(true);
   if (updates_.empty()) update_regions(false);
+  if (shards_) shards_->weights_changed();
   share_device(last_copied_ >= 0);
   updates_.restart();
   updates_.open_all();
@@ -102,7 +104,7 @@ void WeightUpdate::before_forward(int64_t stage) {
     updates_.finish(ctx, [stage](int64_t of) { return of <= stage; });
     ctx.side_work = &updates_;
   }
-  if (!copied_[static_cast<size_t>(stage)]) return;
+  if (shards_ || !copied_[static_cast<size_t>(stage)]) return;
   {
     const CommSpan span(ctx);
     queue_.join(static_cast<size_t>(stage));
@@ -113,7 +115,7 @@ void WeightUpdate::before_forward(int64_t stage) {
 void WeightUpdate::after_backward(int64_t stage) {
   squares_.open_stage(stage);
   if (!squares_.empty()) model_.context().side_work = &squares_;
-  if (!copied_[static_cast<size_t>(stage)]) return;
+  if (shards_ || !copied_[static_cast<size_t>(stage)]) return;
   share_device(true);
   queue_.fork();
   for (const ArenaRegion& region : model_.parameters().regions()) {
@@ -143,6 +145,8 @@ void WeightUpdate::clip(double max_norm) {
 }
 
 void WeightUpdate::leave() {
+  // After a step that was replayed nobody knows here what is in the rooms.
+  if (shards_) shards_->weights_changed();
   left_ = true;
   model_.set_update_due(true);
 }
@@ -151,7 +155,7 @@ void WeightUpdate::settle() {
   if (!left_) return;
   Context& ctx = model_.context();
   optimizer_.update(ctx, args());
-  if (mesh_) {
+  if (mesh_ && !shards_) {
     for (const ArenaRegion& region : model_.parameters().regions()) {
       if (region.copies > 1) gather_weights(ctx, *mesh_, region, model_.weights_A());
     }

@@ -3,6 +3,7 @@
 // weights.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "biomoe/ops/device.h"
 #include "biomoe/optim/optimizer.h"
 #include "biomoe/train/piece_list.h"
+#include "biomoe/train/shard_exchange.h"
 
 namespace biomoe {
 
@@ -59,6 +61,7 @@ class WeightUpdate {
   int multiprocessors_;  // of the device
   // On the CPU, of the regions that this rank alone holds; else empty.
   PieceList updates_, squares_;
+  std::unique_ptr<ShardExchange> shards_;  // where ranks shard parameters: what they exchange instead
   bool left_ = false;
 };
 

@@ -166,6 +166,12 @@ TEST_F(Plan, AMeshIsPlannedForOneOfItsRanks) {
   EXPECT_EQ(plan["cards"]["192 GB"]["fits"], true);
   const json two = plan_of({"parallelism.dp_size=2"});
   EXPECT_NEAR(bytes(two, "optimiser moments") / bytes(plan, "optimiser moments"), 0.5, 1e-4);
+  // What a rank keeps, and room for two layers, the embedding and the head.
+  const json sharded = plan_of({"parallelism.dp_size=8", "parallelism.shard_parameters=true"});
+  const double kept = experts / 8 + (held - experts) / 64;
+  const double rooms = 2 * (experts + held - experts - 2 * 32000 * 4096.0) / 32 + 2 * 32000 * 4096.0;
+  for (const char* row : {"weights", "gradients"})
+    EXPECT_NEAR(bytes(sharded, row) / (2 * (kept + rooms)), 1, 1e-4);
   const json smaller =
       plan_of({"optimizer_states=bf16", "fp8_config.quantized_model_init_kwargs.enabled=false"});
   EXPECT_EQ(smaller["cards"]["80 GB"]["fits"], true);

@@ -95,6 +95,44 @@ TEST_F(CudaRanks, FourRanksTrainAsOneGpuDoes) {
   }
 }
 
+// Four ranks have a micro-batch each, whose gradients are summed in the same order either way. The sharded
+// run is stopped once and goes on.
+TEST_F(CudaRanks, ShardedParametersTrainBitForBitAsCopiesDo) {
+  for (const auto& [ep, states] : {std::pair{1, "bf16"}, std::pair{2, "fp32"}}) {
+    const auto train = [&](bool sharded, const char* steps) {
+      const std::string run = fmt::format("{}{}", sharded ? "sharded" : "copied", ep);
+      const Outcome outcome =
+          run_ranks(4, gpu_training(run, 4,
+                                    {"config_kwargs.num_hidden_layers=5", "deterministic=true", steps,
+                                     fmt::format("parallelism.shard_parameters={}", sharded),
+                                     fmt::format("parallelism.ep_size={}", ep),
+                                     fmt::format("optimizer_states={}", states)}));
+      ASSERT_EQ(outcome.status, 0) << outcome.err;
+      EXPECT_EQ(outcome.out.find("parameters sharded") != std::string::npos, sharded);
+    };
+    train(false, "num_train_steps=6");
+    train(true, "num_train_steps=3");
+    train(true, "num_train_steps=6");
+    for (const char* key : {"loss", "aux_loss", "grad_norm"})
+      EXPECT_EQ(difference(key, fmt::format("sharded{}", ep), fmt::format("copied{}", ep)), 0.0) << ep;
+  }
+}
+
+// Two ranks have two, and sum their gradients one after the other.
+TEST_F(CudaRanks, ShardedParametersSumSeveralMicroBatches) {
+  ASSERT_EQ(run(gpu_training("one", 1, {"num_train_steps=1", "config_kwargs.num_hidden_layers=5"})).status,
+            0);
+  for (const int ep : {1, 2}) {
+    const std::string run = fmt::format("ep{}", ep);
+    const Outcome outcome = run_ranks(
+        2, gpu_training(run, 2,
+                        {"num_train_steps=1", "config_kwargs.num_hidden_layers=5",
+                         "parallelism.shard_parameters=true", fmt::format("parallelism.ep_size={}", ep)}));
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    for (const char* key : {"loss", "aux_loss", "grad_norm"}) EXPECT_LT(difference(key, run, "one"), 1e-6);
+  }
+}
+
 // In 8 bits as well: the scales of DelayedScaling are those of all ranks. Codes near a tie fall to either
 // side with the order of sums.
 TEST_F(CudaRanks, RanksTrainInEightBitsAsOneGpuDoes) {

@@ -1,6 +1,7 @@
 // Whole runs on threads as ranks: what they leave, and going on from it at other layouts.
 #include <gmock/gmock.h>
 
+#include <array>
 #include <atomic>
 #include <cmath>
 
@@ -99,6 +100,78 @@ TEST(ParallelTrainer, RanksWriteTheFilesThatOneRankWrites) {
     EXPECT_EQ(state.dp, size.dp);
     EXPECT_EQ(state.ep, size.ep);
   }
+}
+
+// Layers enough that they take the rooms for whole layers in turns.
+RunConfig sharded_run(const TempFolder& folder) {
+  RunConfig config = run_in(folder);
+  config.model.num_hidden_layers = 5;
+  config.dataset.validation_fraction = 0.3;
+  config.validation.every_n_steps = 3;
+  return config;
+}
+
+// With a micro-batch a rank and step the sums are made in the same order.
+TEST(ParallelTrainer, ShardedParametersTrainBitForBitAsCopiesDo) {
+  for (const MeshSize size : {MeshSize{4, 1}, MeshSize{2, 2}, MeshSize{1, 4}}) {
+    for (const int variant : {0, 1, 2}) {
+      const TempFolder copied_folder, sharded_folder;
+      RunConfig copied = sharded_run(copied_folder), sharded = sharded_run(sharded_folder);
+      for (RunConfig* config : {&copied, &sharded}) {
+        config->model.tie_word_embeddings = variant == 1;
+        config->recompute_layers = variant == 1 ? 4 : 0;
+        config->fp8_config.enabled = variant == 2;
+        config->fp8_config.fp8_recipe = Fp8Recipe::kDelayedScaling;
+        config->fp8_config.fp8_recipe_kwargs.amax_history_len = 2;
+      }
+      sharded.parallelism.shard_parameters = true;
+      train_on(copied, size);
+      train_on(sharded, size);
+      EXPECT_TRUE(tensor_files(copied, 7) == tensor_files(sharded, 7)) << size.dp << " x " << size.ep;
+      EXPECT_EQ(metrics(copied), metrics(sharded)) << size.dp << " x " << size.ep;
+    }
+  }
+}
+
+TEST(ParallelTrainer, ShardedParametersSumSeveralMicroBatches) {
+  const TempFolder alone_folder;
+  RunConfig alone = sharded_run(alone_folder);
+  train_on(alone, {1, 1});
+  for (const bool tied : {false, true}) {
+    RunConfig base = alone;
+    const TempFolder tied_folder;
+    if (tied) {
+      base = sharded_run(tied_folder);
+      base.model.tie_word_embeddings = true;
+      train_on(base, {1, 1});
+    }
+    for (const MeshSize size : {MeshSize{2, 1}, MeshSize{1, 2}}) {
+      const TempFolder folder;
+      RunConfig config = sharded_run(folder);
+      config.model.tie_word_embeddings = tied;
+      config.parallelism.shard_parameters = true;
+      train_on(config, size);
+      expect_same_steps(config, base, 1e-5);
+    }
+  }
+}
+
+TEST(ParallelTrainer, ShardedAndCopiedParametersGoOnFromEachOther) {
+  const TempFolder whole_folder, folder;
+  RunConfig whole = sharded_run(whole_folder), changing = sharded_run(folder);
+  // The end of each part would validate.
+  for (RunConfig* config : {&whole, &changing}) config->dataset.validation_fraction = 0;
+  train_on(whole, {2, 2});
+  const std::array<std::pair<MeshSize, bool>, 4> parts{
+      {{{2, 2}, true}, {{2, 2}, false}, {{4, 1}, true}, {{1, 1}, false}}};
+  const std::array<int64_t, 4> ends{2, 3, 5, 7};
+  for (size_t i = 0; i < parts.size(); ++i) {
+    changing.parallelism.shard_parameters = parts[i].second;
+    changing.num_train_steps = ends[i];
+    train_on(changing, parts[i].first);
+  }
+  expect_same_steps(changing, whole, 1e-5);
+  EXPECT_TRUE(verify_checkpoint(test::step_folder(changing, 7)).ok());
 }
 
 // make(folder) is the configuration of a run there.

@@ -53,7 +53,8 @@ TEST_F(ParameterIoTest, MastersComeBackBitForBitFromOneArenaOrTwo) {
     std::vector<float> from_one(values.size(), NAN), from_two(values.size(), NAN),
         rounded(values.size(), NAN);
     io_.read_sync(spec, whole, from_one.data());
-    io_.read_masters_sync(spec, weights, {remainder, parameters_.state_owners(spec)}, from_two.data());
+    io_.read_masters_sync(spec, {weights, parameters_.state_owners(spec)},
+                          {remainder, parameters_.state_owners(spec)}, from_two.data());
     io_.read_sync(spec, weights, rounded.data());
     EXPECT_EQ(from_one, values) << spec.name;
     EXPECT_EQ(from_two, values) << spec.name;
