@@ -120,7 +120,7 @@ nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks) {
   const Mesh& mesh = ranks.mesh;
   const RunConfig config = run_config(options);
   require_supported(config, options.device, mesh.place().size);
-  if (options.shard_parameters && options.routing == Routing::kSkewed) {
+  if (options.shard_parameters && !mesh.alone() && options.routing == Routing::kSkewed) {
     throw user_error("--routing skewed sets whole weights, which no rank has with --shard-parameters true");
   }
   ModelLimits limits = planned_limits(config, true, options.device);

@@ -137,13 +137,19 @@ void open_closed_streams() {
   if (opened >= 0) close(opened);
 }
 
+// As a configuration has it: not numbers.
+std::string boolean_problem(const std::string& text) {
+  return text == "true" || text == "false" ? "" : fmt::format("true or false is expected, not {}", text);
+}
+
 // Defaults as a user writes them: true and not 1, and none for a list that is empty.
 void tidy_defaults(CLI::App& app) {
   for (CLI::Option* option : app.get_options()) {
     const std::string text = option->get_default_str();
     if (text == "[]") option->default_str("");
-    if (option->get_type_name() == "BOOLEAN" && !text.empty())
-      option->default_str(text == "1" ? "true" : "false");
+    if (option->get_type_name() != "BOOLEAN") continue;
+    if (!text.empty()) option->default_str(text == "1" ? "true" : "false");
+    option->check(boolean_problem);
   }
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) tidy_defaults(*command);
 }

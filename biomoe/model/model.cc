@@ -160,15 +160,20 @@ void Model::initialize(uint64_t seed) {
 }
 
 void Model::round_weights_to_codes() {
-  for (const BlockWeights& weights : block_weights_) {
-    const auto round = [this](const OperandQuantizer& quantizer, const TensorView& w) {
-      if (!quantizer) return;
-      quantizer.round_weights(ctx_, as_experts(w));
-    };
+  const auto round = [this](const OperandQuantizer& quantizer, const TensorView& w) {
+    if (quantizer) quantizer.round_weights(ctx_, as_experts(w));
+  };
+  for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
+    const BlockWeights& weights = block_weights_[static_cast<size_t>(layer)];
+    const int64_t dense = ParameterList::dense_stage(layer), experts = ParameterList::experts_stage(layer);
+    if (shards_) shards_->before_forward(dense);
     round(weights.qkv_quantizer, weights.qkv_CD);
     round(weights.out_quantizer, weights.out_DA);
+    if (shards_) shards_->keep_weights(dense);
+    if (shards_) shards_->before_forward(experts);
     round(weights.moe.gate_up_quantizer, weights.moe.gate_up_E2FD);
     round(weights.moe.down_quantizer, weights.moe.down_EDF);
+    if (shards_) shards_->keep_weights(experts);
   }
   weights_changed();
 }

@@ -99,6 +99,8 @@ class StageShards {
   // of the first where embeddings are tied, before the loss.
   virtual void before_backward(int64_t stage, bool accumulate) = 0;
   virtual void after_backward(int64_t stage) = 0;
+  // Between steps, after before_forward: what the stage's weights have become there is what the ranks own.
+  virtual void keep_weights(int64_t stage) = 0;
   // What ranks own was changed.
   virtual void weights_changed() = 0;
 };

@@ -195,7 +195,7 @@ RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
   }
   RunMemory memory = device_memory(config.model, planned_limits(config, true, device),
                                    optimizer_options(config, device), remedies);
-  if (device != Device::kCpu || parameters.shards()) {
+  if (device != Device::kCpu) {
     memory.rows.push_back(
         {"model on the host", ModelImage::planned_bytes(parameters, device, true), remedies.model});
   }

@@ -1,5 +1,6 @@
 #include "biomoe/train/model_image.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -8,12 +9,8 @@
 
 namespace biomoe {
 
-bool ModelImage::is_memory(const ParameterList& parameters, Device device) {
-  return device == Device::kCpu && !parameters.shards();
-}
-
 size_t ModelImage::planned_bytes(const ParameterList& parameters, Device device, bool with_optimizer) {
-  if (is_memory(parameters, device)) return 0;
+  if (device == Device::kCpu) return 0;
   const size_t arena = align_up(static_cast<size_t>(parameters.arena_elements()) * sizeof(float));
   return with_optimizer ? 3 * arena : arena;
 }
@@ -21,7 +18,7 @@ size_t ModelImage::planned_bytes(const ParameterList& parameters, Device device,
 ModelImage::ModelImage(Model& model, Optimizer* optimizer, const Mesh* mesh)
     : model_(model), optimizer_(optimizer), mesh_(mesh && !mesh->alone() ? mesh : nullptr) {
   const ParameterList& parameters = model.parameters();
-  const bool direct = is_memory(parameters, model.limits().device);
+  const bool direct = model.limits().device == Device::kCpu;
   if (direct) {
     weights_A_ = model.weights_A();
     if (optimizer) exp_avg_A_ = optimizer->exp_avg_A();
@@ -34,8 +31,9 @@ ModelImage::ModelImage(Model& model, Optimizer* optimizer, const Mesh* mesh)
     if (optimizer) exp_avg_A_ = arena_.tensor(DType::kF32, shape);
     if (optimizer) exp_avg_sq_A_ = arena_.tensor(DType::kF32, shape);
   }
-  groups_.push_back(held_group("model", weights_A_));
-  owned_groups_.push_back(owned_group("model", weights_A_, false));
+  const bool parts = direct && parameters.shards();
+  owned_groups_.push_back(owned_group("model", weights_A_, parts));
+  groups_.push_back(parts ? owned_groups_.back() : held_group("model", weights_A_));
   if (!optimizer) return;
   const std::array<std::pair<const char*, TensorView>, 2> moments{
       {{"exp_avg", exp_avg_A_}, {"exp_avg_sq", exp_avg_sq_A_}}};
@@ -50,7 +48,7 @@ void ModelImage::add_fp8_state() {
   const Fp8State& state = model_.fp8_state();
   amax_HN_ = state.amax_HN();
   scales_N_ = state.scales_N();
-  if (!is_memory(model_.parameters(), model_.limits().device)) {
+  if (model_.limits().device != Device::kCpu) {
     fp8_arena_ = Arena(align_up(amax_HN_.bytes()) + align_up(scales_N_.bytes()), "scales on the host");
     amax_HN_ = fp8_arena_.tensor(DType::kF32, amax_HN_.shape);
     scales_N_ = fp8_arena_.tensor(DType::kF32, scales_N_.shape);
@@ -110,22 +108,48 @@ StateArena ModelImage::weights_arena(const ParamSpec& spec) const {
 }
 
 void ModelImage::initialize(uint64_t seed) {
-  for (const auto& spec : model_.parameters().specs())
-    model_.initial_values(spec, seed, weights() + spec.offset);
+  std::vector<float> whole;
+  for (const auto& spec : model_.parameters().specs()) {
+    if (!holds_parts()) {
+      model_.initial_values(spec, seed, weights() + spec.offset);
+      continue;
+    }
+    whole.resize(static_cast<size_t>(spec.num_elements()));
+    model_.initial_values(spec, seed, whole.data());
+    keep_part(spec, whole.data());
+  }
+}
+
+void ModelImage::fill(const std::function<void(float* flat)>& fill) {
+  if (!holds_parts()) return fill(weights());
+  const ParameterList& parameters = model_.parameters();
+  std::vector<float> flat(static_cast<size_t>(parameters.arena_elements()));
+  fill(flat.data());
+  for (const auto& spec : parameters.specs()) keep_part(spec, flat.data() + spec.offset);
+}
+
+// On the CPU ranks that shard have no place for whole weights.
+bool ModelImage::holds_parts() const {
+  return model_.limits().device == Device::kCpu && model_.parameters().shards();
+}
+
+void ModelImage::keep_part(const ParamSpec& spec, const float* values) {
+  const StateStretch own = model_.parameters().state_owners(spec).own();
+  std::copy_n(values + own.begin, own.count, weights_A_.f32() + own.place);
 }
 
 void ModelImage::round_weights_to_codes_sync() {
   model_.round_weights_to_codes();
-  if (is_memory(model_.parameters(), model_.limits().device)) return;
+  if (model_.limits().device == Device::kCpu) return;
   ParameterIo io(model_.context(), model_.types());
   for (const auto& spec : model_.parameters().specs())
-    io.read_sync(spec, model_.weights_A(), weights() + spec.offset);
+    io.read_state_sync(spec, weights_arena(spec), weights() + spec.offset);
   upload_sync();
 }
 
 void ModelImage::download_sync() {
   BM_CHECK(!model_.update_due(), "weights are read or written while an update of them is due");
-  if (is_memory(model_.parameters(), model_.limits().device)) return;
+  if (model_.limits().device == Device::kCpu) return;
   ParameterIo io(model_.context(), model_.types());
   const bool masters = optimizer_ && optimizer_->master_A();
   const bool remainders = optimizer_ && optimizer_->remainder_A();
@@ -151,7 +175,7 @@ void ModelImage::download_sync() {
 
 void ModelImage::upload_sync() {
   BM_CHECK(!model_.update_due(), "weights are read or written while an update of them is due");
-  if (is_memory(model_.parameters(), model_.limits().device)) return;
+  if (model_.limits().device == Device::kCpu) return;
   ParameterIo io(model_.context(), model_.types());
   model_.weights_changed();
   for (const auto& spec : model_.parameters().specs()) {

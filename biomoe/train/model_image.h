@@ -2,6 +2,7 @@
 // names.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "biomoe/checkpoint/training_checkpoint.h"
@@ -12,8 +13,8 @@
 
 namespace biomoe {
 
-// On the CPU the image is the memory of the model and the optimiser itself, but where ranks shard parameters.
-// There and elsewhere it is a copy on the host (4 bytes a parameter, 12 with an optimiser) that download_sync
+// On the CPU the image is the memory of the model and the optimiser itself. Elsewhere it is a copy on the
+// host (4 bytes a parameter, 12 with an optimiser) that download_sync
 // and upload_sync bring in step with the device: fp32 masters where there are some, in one piece or two,
 // moments widened from what they are kept in, all without loss and in the layout of the hub.
 class ModelImage {
@@ -31,9 +32,13 @@ class ModelImage {
   // What it saves: over the ranks, every element once. Between ranks on devices download_sync and upload_sync
   // are calls of all of them.
   const std::vector<TensorGroup>& owned_groups() const { return owned_groups_; }
-  float* weights() const { return weights_A_.f32(); }  // flat, see ParamSpec::offset
+  // Flat, see ParamSpec::offset; not on the CPU where ranks shard parameters.
+  float* weights() const { return weights_A_.f32(); }
 
-  void initialize(uint64_t seed);  // Model::initial_values, on the image alone
+  // Both on the image alone: Model::initial_values, and what `fill` writes to a flat arena of all weights,
+  // which stands for a moment where ranks shard parameters on the CPU.
+  void initialize(uint64_t seed);
+  void fill(const std::function<void(float* flat)>& fill);
   // After upload_sync, before the first step: the weights that products quantise become what their codes
   // stand for, in the model, in its masters and here.
   void round_weights_to_codes_sync();
@@ -41,7 +46,8 @@ class ModelImage {
   void upload_sync();
 
  private:
-  static bool is_memory(const ParameterList& parameters, Device device);
+  bool holds_parts() const;
+  void keep_part(const ParamSpec& spec, const float* values);
   void add_fp8_state();
   StateArena weights_arena(const ParamSpec& spec) const;
   TensorGroup held_group(const char* name, const TensorView& arena_A) const;

@@ -26,6 +26,7 @@ class PieceList : public SideWork {
 
   void add(const Piece& piece) { pieces_.push_back(piece); }
   bool empty() const { return pieces_.empty(); }
+  bool done() const { return next_ == pieces_.size(); }
 
   // All pieces are to be done anew; none is open.
   void restart() { next_ = open_ = 0; }

@@ -70,11 +70,6 @@ void RunConfig::validate() const {
         optimizer_states != OptimizerStates::kFp32 ? "optimizer_states=fp32"
                                                    : "optimizer_store_param_remainders=true");
   }
-  if (parallelism.shard_parameters && fp8_config.rounds_initial_weights()) {
-    throw user_error(
-        "parallelism.shard_parameters=true leaves no rank whole weights to round; set "
-        "fp8_config.quantized_model_init_kwargs.preserve_high_precision_init_val=true");
-  }
   adamw.validate();
   schedule.validate();
   validate_data_config(dataset);
@@ -227,6 +222,14 @@ void resolve_model(ResolvedConfig<RunConfig>& resolved, const Vocabulary& vocabu
 
 std::string unused_fp8_keys(const ResolvedConfig<RunConfig>& resolved) {
   constexpr std::string_view kSwitch = "fp8_config.enabled";
+  constexpr std::string_view kInit = "fp8_config.quantized_model_init_kwargs.enabled";
+  constexpr std::string_view kPreserve =
+      "fp8_config.quantized_model_init_kwargs.preserve_high_precision_init_val";
+  const Fp8Config& fp8 = resolved.value.fp8_config;
+  if (fp8.enabled && fp8.quantized_model_init_kwargs.preserve_high_precision_init_val &&
+      !fp8.quantized_model_init_kwargs.enabled) {
+    return fmt::format("{}: without effect; set {}=true", kPreserve, kInit);
+  }
   RunConfig copy = resolved.value;  // visit() is for reading and writing
   const FieldList list = FieldList::of(copy);
   std::string keys;

@@ -95,6 +95,15 @@ void ShardExchange::after_backward(int64_t stage) {
   room_of(stage).gradients_leave = true;
 }
 
+void ShardExchange::keep_weights(int64_t stage) {
+  if (!sharded(stage)) return;
+  const ArenaRegion& own = region(stage);
+  const TensorView kept = model_.weights_A().rows(own.own, own.owned_count());
+  const TensorView whole = model_.weights_A().rows(own.held, own.count);
+  copy_on_device(model_.context(), kept.data,
+                 whole.rows(own.copy * own.owned_count(), own.owned_count()).data, kept.bytes());
+}
+
 // Between passes, when nothing is on its way.
 void ShardExchange::weights_changed() {
   for (Room& room : rooms_) {

@@ -23,6 +23,7 @@ class ShardExchange : public StageShards {
   void before_forward(int64_t stage) override;
   void before_backward(int64_t stage, bool accumulate) override;
   void after_backward(int64_t stage) override;
+  void keep_weights(int64_t stage) override;
   void weights_changed() override;
 
  private:

@@ -157,7 +157,7 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
     const HfConfig source = read_hf_config(config_.init_from);
     const std::string difference = model_difference(source.model, model);
     if (!difference.empty()) throw user_error("init_from={}: {}", config_.init_from, difference);
-    import_hf(config_.init_from, model, model_->parameters(), image_->weights());
+    image_->fill([&](float* flat) { import_hf(config_.init_from, model, model_->parameters(), flat); });
   }
   resume();
   image_->upload_sync();

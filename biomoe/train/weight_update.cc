@@ -137,6 +137,7 @@ void WeightUpdate::clip(double max_norm) {
   Context& ctx = model_.context();
   const auto& regions = model_.parameters().regions();
   squares_.finish(ctx, [](int64_t) { return true; });
+  BM_CHECK(updates_.done() && squares_.done(), "a pass left out a stage");
   for (size_t region = 0; region < regions.size(); ++region) {
     if (squares_.empty() || regions[region].copies > 1)
       optimizer_.add_squares(ctx, model_.gradients_A(), region, model_.gradient_squares());

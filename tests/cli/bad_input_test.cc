@@ -269,15 +269,18 @@ TEST_F(BadInput, OptionsOfATrainedModelOutOfRange) {
 }
 
 TEST_F(BadInput, BenchSizesOutOfRange) {
-  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{{"--seq", "0"},
-                                                                                     {"--batch", "-1"},
-                                                                                     {"--steps", "0"},
-                                                                                     {"--hidden", "0"},
-                                                                                     {"--top-k", "9"},
-                                                                                     {"--heads", "3"},
-                                                                                     {"--layers", "-1"},
-                                                                                     {"--vocab", "0"},
-                                                                                     {"--threads", "-2"}}) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"--seq", "0"},
+                                             {"--batch", "-1"},
+                                             {"--steps", "0"},
+                                             {"--hidden", "0"},
+                                             {"--top-k", "9"},
+                                             {"--heads", "3"},
+                                             {"--layers", "-1"},
+                                             {"--vocab", "0"},
+                                             {"--cuda-graph", "7"},
+                                             {"--shard-parameters", "2"},
+                                             {"--threads", "-2"}}) {
     SCOPED_TRACE(words.front());
     std::vector<std::string> all{"bench", "step", "--steps", "1", "--warmup", "0",
                                  "--seq", "16",   "--batch", "1", "--layers", "1"};

@@ -83,6 +83,12 @@ TEST_F(Commands, KeysWithoutEffectAreNamed) {
     const Outcome off = run(words + Words{"fp8_config.enabled=false"});
     EXPECT_THAT(off.err, ::testing::Not(HasSubstr("warning")));
   }
+  const std::string section = "fp8_config.quantized_model_init_kwargs.";
+  words = train_arguments("run", {"num_train_steps=1", "fp8_config.enabled=true",
+                                  section + "preserve_high_precision_init_val=true"});
+  words.front() = "config";
+  EXPECT_THAT(run(words).err, HasSubstr("val: without effect; set " + section + "enabled=true\n"));
+  EXPECT_THAT(run(words + Words{section + "enabled=true"}).err, ::testing::Not(HasSubstr("warning")));
 }
 
 TEST_F(Commands, ARunThatSavesNothingSaysSo) {

@@ -114,7 +114,7 @@ RunConfig sharded_run(const TempFolder& folder) {
 // With a micro-batch a rank and step the sums are made in the same order.
 TEST(ParallelTrainer, ShardedParametersTrainBitForBitAsCopiesDo) {
   for (const MeshSize size : {MeshSize{4, 1}, MeshSize{2, 2}, MeshSize{1, 4}}) {
-    for (const int variant : {0, 1, 2}) {
+    for (const int variant : {0, 1, 2, 3}) {
       const TempFolder copied_folder, sharded_folder;
       RunConfig copied = sharded_run(copied_folder), sharded = sharded_run(sharded_folder);
       for (RunConfig* config : {&copied, &sharded}) {
@@ -123,6 +123,9 @@ TEST(ParallelTrainer, ShardedParametersTrainBitForBitAsCopiesDo) {
         config->fp8_config.enabled = variant == 2;
         config->fp8_config.fp8_recipe = Fp8Recipe::kDelayedScaling;
         config->fp8_config.fp8_recipe_kwargs.amax_history_len = 2;
+        config->fp8_config.quantized_model_init_kwargs.enabled = variant == 3;
+        if (variant == 3) config->fp8_config.enabled = true;
+        if (variant == 3) config->fp8_config.fp8_recipe = Fp8Recipe::kFloat8BlockScaling;
       }
       sharded.parallelism.shard_parameters = true;
       train_on(copied, size);
