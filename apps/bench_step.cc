@@ -28,11 +28,10 @@ void set_weights(Model& model, Optimizer& optimizer) {
     for (const auto& spec : parameters.specs()) {
       if (spec.kind != ParamKind::kNorm) continue;
       const std::vector<float> ones(static_cast<size_t>(spec.num_elements()), 1.0f);
-      if (i == 0 && !parameters.shards()) {
-        io.write_sync(spec, ones.data(), arenas[i]);
-      } else {
-        io.write_state_sync(spec, ones.data(), {arenas[i], parameters.state_owners(spec)});
-      }
+      const bool whole = i == 0 && !parameters.shards();
+      io.write_state_sync(
+          spec, ones.data(),
+          whole ? whole_arena(spec, arenas[i]) : StateArena{arenas[i], parameters.state_owners(spec)});
     }
   }
   model.weights_changed();

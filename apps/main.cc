@@ -142,8 +142,8 @@ std::string boolean_problem(const std::string& text) {
   return text == "true" || text == "false" ? "" : fmt::format("true or false is expected, not {}", text);
 }
 
-// Defaults as a user writes them: true and not 1, and none for a list that is empty.
-void tidy_defaults(CLI::App& app) {
+// Booleans as a user writes them, true and not 1, in defaults and arguments; no default for an empty list.
+void tidy_options(CLI::App& app) {
   for (CLI::Option* option : app.get_options()) {
     const std::string text = option->get_default_str();
     if (text == "[]") option->default_str("");
@@ -151,7 +151,7 @@ void tidy_defaults(CLI::App& app) {
     if (!text.empty()) option->default_str(text == "1" ? "true" : "false");
     option->check(boolean_problem);
   }
-  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) tidy_defaults(*command);
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) tidy_options(*command);
 }
 
 int run(CLI::App& app, int argc, char** argv) {
@@ -204,7 +204,7 @@ int main(int argc, char** argv) {
                    add_bench, add_info, add_selftest}) {
     add(app);
   }
-  tidy_defaults(app);
+  tidy_options(app);
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     const std::string name = command->get_name();
     if (name != "train" && name != "selftest" && name != "bench") run_as_one_process(*command);

@@ -515,9 +515,11 @@ std::string Model::first_nonfinite_weight_sync() {
   const TensorView own = parameters_.shards() ? weights_A_.rows(0, parameters_.owned_elements()) : weights_A_;
   if (finite_sync(own)) return "";
   for (const ParamSpec& spec : parameters_.specs()) {
-    const StateStretch stretch = parameters_.state_owners(spec).own();
-    const TensorView held =
-        parameters_.shards() ? weights_A_.rows(stretch.place, stretch.count) : weight(spec);
+    TensorView held = weight(spec);
+    if (parameters_.shards()) {
+      const StateStretch part = parameters_.state_owners(spec).own();
+      held = weights_A_.rows(part.place, part.count);
+    }
     if (held.num_elements() > 0 && !finite_sync(held)) return spec.name;
   }
   return "";

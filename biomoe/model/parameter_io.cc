@@ -40,6 +40,10 @@ struct Rows {
 
 }  // namespace
 
+StateArena whole_arena(const ParamSpec& spec, const TensorView& arena_A) {
+  return {arena_A, {.stretches = {{.count = spec.num_elements(), .place = spec.held}}}};
+}
+
 bool ParameterIo::interleaved(const ParamSpec& spec) const {
   return types_.gate_up_interleave > 0 && spec.name.ends_with("gate_up_proj");
 }
@@ -66,8 +70,7 @@ void ParameterIo::convert_to_buffer(const ParamSpec& spec, const float* values, 
 }
 
 void ParameterIo::write_sync(const ParamSpec& spec, const float* values, const TensorView& arena_A) {
-  write_state_sync(spec, values,
-                   {arena_A, {.stretches = {{.count = spec.num_elements(), .place = spec.held}}}});
+  write_state_sync(spec, values, whole_arena(spec, arena_A));
 }
 
 void ParameterIo::write_state_sync(const ParamSpec& spec, const float* values, const StateArena& state) {
@@ -86,8 +89,7 @@ const unsigned char* ParameterIo::fetch_sync(const ParamSpec& spec, const Tensor
     return static_cast<const unsigned char*>(arena_A.data) +
            static_cast<size_t>(spec.held) * dtype_size(arena_A.dtype);
   }
-  return fetch_state_sync(
-      spec, {arena_A, {.stretches = {{.count = spec.num_elements(), .place = spec.held}}}}, buffer);
+  return fetch_state_sync(spec, whole_arena(spec, arena_A), buffer);
 }
 
 const unsigned char* ParameterIo::fetch_state_sync(const ParamSpec& spec, const StateArena& state,

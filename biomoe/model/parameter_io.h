@@ -18,6 +18,9 @@ struct StateArena {
   Comm* copies = nullptr;  // the ranks that hold copies, where that is more than one
 };
 
+// A parameter that is whole in one of the model's arenas, see ParamSpec::held.
+StateArena whole_arena(const ParamSpec& spec, const TensorView& arena_A);
+
 class ParameterIo {
  public:
   ParameterIo(Context& ctx, const ComputeTypes& types) : ctx_(ctx), types_(types) {}

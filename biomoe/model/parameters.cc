@@ -64,40 +64,27 @@ void ParameterList::hold() {
     owned += region.owned_count();
   }
   held_elements_ = shards_ ? owned : arena_elements_;
-  if (shards_) {
-    // By turn, 0 of even layers and 1 of odd ones: of dense regions, of experts'.
-    std::array<std::array<int64_t, 2>, 2> sizes{}, places{};
-    const auto turn_of = [](const ArenaRegion& region) {
-      return static_cast<size_t>((region.stage - 1) / 2 % 2);
-    };
-    const auto of_layer = [this](const ArenaRegion& region) {
-      return region.stage > 0 && region.stage + 1 < num_stages_;
-    };
-    for (const ArenaRegion& region : regions_) {
-      if (region.copies == 1 || !of_layer(region)) continue;
-      int64_t& size = sizes[region.experts ? 1 : 0][turn_of(region)];
-      size = std::max(size, region.count);
+  // Rooms of dense regions and of experts', for even layers and odd ones, where -1 is none yet. Layers are
+  // alike, and so are the regions that take turns in one.
+  std::array<int64_t, 4> rooms{-1, -1, -1, -1};
+  for (ArenaRegion& region : regions_) {
+    if (!shards_) break;
+    if (region.copies == 1) {
+      region.held = region.own;
+      continue;
     }
-    for (size_t kind = 0; kind < 2; ++kind) {
-      for (size_t turn = 0; turn < 2; ++turn) {
-        places[kind][turn] = held_elements_;
-        held_elements_ += sizes[kind][turn];
-      }
+    const bool of_layer = region.stage > 0 && region.stage + 1 < num_stages_;
+    int64_t room = of_layer ? rooms[static_cast<size_t>((region.stage - 1) % 4)] : -1;
+    if (room < 0) {
+      room = held_elements_;
+      held_elements_ += region.count;
     }
-    for (ArenaRegion& region : regions_) {
-      if (region.copies == 1) {
-        region.held = region.own;
-      } else if (of_layer(region)) {
-        region.held = places[region.experts ? 1 : 0][turn_of(region)];
-      } else {
-        region.held = held_elements_;
-        held_elements_ += region.count;
-      }
-    }
+    if (of_layer) rooms[static_cast<size_t>((region.stage - 1) % 4)] = room;
+    region.held = room;
   }
   for (ParamSpec& spec : specs_) {
-    const ArenaRegion& region = regions_[static_cast<size_t>(stage_of(spec))];
-    spec.held = region.held + spec.offset - region.begin;
+    const ArenaRegion& own = region(stage_of(spec));
+    spec.held = own.held + spec.offset - own.begin;
   }
 }
 

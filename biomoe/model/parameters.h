@@ -61,6 +61,7 @@ struct ArenaRegion {
   int64_t own = 0;   // first element that this rank owns
   int64_t owned_count() const { return count / copies; }
   int64_t owned_begin() const { return begin + copy * owned_count(); }  // of a flat arena
+  int64_t held_own() const { return held + copy * owned_count(); }      // what this rank owns in the whole
 };
 
 // The part of one parameter whose optimiser state a rank keeps.
@@ -99,6 +100,7 @@ class ParameterList {
   static int64_t experts_stage(int64_t layer) { return 2 * layer + 2; }
   // One a stage, one after the other in the arenas.
   const std::vector<ArenaRegion>& regions() const { return regions_; }
+  const ArenaRegion& region(int64_t stage) const { return regions_[static_cast<size_t>(stage)]; }
   int64_t owned_elements() const;
   StateOwners state_owners(const ParamSpec& spec) const;
   // The parameter at `spec` in a flat arena of any type, and in one of the model's.

@@ -109,27 +109,27 @@ void Optimizer::start_step(Context& ctx, double lr) {
 
 void Optimizer::clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3,
                      std::span<const TensorView> squares) {
-  for (size_t region = 0; region < shards_.size(); ++region) add_squares(ctx, gradients_A, region, squares);
+  for (int64_t stage = 0; stage < parameters_.num_stages(); ++stage)
+    add_squares(ctx, gradients_A, stage, squares);
   finish_clip(ctx, max_norm, loss_sums_3);
 }
 
-void Optimizer::add_squares(Context& ctx, TensorView gradients_A, size_t region,
+void Optimizer::add_squares(Context& ctx, TensorView gradients_A, int64_t stage,
                             std::span<const TensorView> squares) {
-  Shard& shard = shards_[region];
-  for (size_t i = 0; i < shard.squares.size(); ++i)
-    shard.squares[i] = squares.empty() ? TensorView() : squares[parameter_of(shard, i)];
-  sum_squares(ctx,
-              {.x_A = gradients_A.rows(shard.begin, shard.count),
-               .segments = shard.segments,
-               .sums_S = exchange_.sums_S.rows(shard.first_sum, static_cast<int64_t>(shard.segments.size())),
-               .partials = shard.squares});
+  Shard& of = shard(stage);
+  for (size_t i = 0; i < of.squares.size(); ++i)
+    of.squares[i] = squares.empty() ? TensorView() : squares[parameter_of(of, i)];
+  sum_squares(ctx, {.x_A = gradients_A.rows(of.begin, of.count),
+                    .segments = of.segments,
+                    .sums_S = exchange_.sums_S.rows(of.first_sum, static_cast<int64_t>(of.segments.size())),
+                    .partials = of.squares});
 }
 
-void Optimizer::add_squares(Context& ctx, TensorView gradients_A, size_t region, size_t segment) {
-  const Shard& shard = shards_[region];
-  sum_squares(ctx, {.x_A = gradients_A.rows(shard.begin, shard.count),
-                    .segments = std::span(shard.segments).subspan(segment, 1),
-                    .sums_S = exchange_.sums_S.rows(shard.first_sum + static_cast<int64_t>(segment), 1)});
+void Optimizer::add_squares(Context& ctx, TensorView gradients_A, int64_t stage, size_t segment) {
+  const Shard& of = shard(stage);
+  sum_squares(ctx, {.x_A = gradients_A.rows(of.begin, of.count),
+                    .segments = std::span(of.segments).subspan(segment, 1),
+                    .sums_S = exchange_.sums_S.rows(of.first_sum + static_cast<int64_t>(segment), 1)});
 }
 
 void Optimizer::finish_clip(Context& ctx, double max_norm, TensorView loss_sums_3) {
@@ -162,22 +162,22 @@ AdamwArgs Optimizer::update_args(const UpdateArgs& args, const Shard& shard) con
           .update_5 = due_5_};
 }
 
-void Optimizer::update(Context& ctx, const UpdateArgs& args, size_t region) {
-  Shard& shard = shards_[region];
-  for (size_t i = 0; i < shard.codes.size(); ++i)
-    shard.codes[i] = args.codes.empty() ? WeightCodes() : args.codes[parameter_of(shard, i)];
-  adamw(ctx, update_args(args, shard));
+void Optimizer::update(Context& ctx, const UpdateArgs& args, int64_t stage) {
+  Shard& of = shard(stage);
+  for (size_t i = 0; i < of.codes.size(); ++i)
+    of.codes[i] = args.codes.empty() ? WeightCodes() : args.codes[parameter_of(of, i)];
+  adamw(ctx, update_args(args, of));
 }
 
-void Optimizer::update(Context& ctx, const UpdateArgs& args, size_t region, const ArenaSegment& part) {
-  AdamwArgs update = update_args(args, shards_[region]);
+void Optimizer::update(Context& ctx, const UpdateArgs& args, int64_t stage, const ArenaSegment& part) {
+  AdamwArgs update = update_args(args, shard(stage));
   update.segments = std::span(&part, 1);
   update.codes = {};
   adamw(ctx, update);
 }
 
 void Optimizer::update(Context& ctx, const UpdateArgs& args) {
-  for (size_t region = 0; region < shards_.size(); ++region) update(ctx, args, region);
+  for (int64_t stage = 0; stage < parameters_.num_stages(); ++stage) update(ctx, args, stage);
   fill_zero(ctx, {.x = due_5_});
 }
 

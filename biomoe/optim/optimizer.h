@@ -52,11 +52,11 @@ class Optimizer {
   // squares: see SumSquaresArgs::partials, one a parameter.
   void clip(Context& ctx, TensorView gradients_A, double max_norm, TensorView loss_sums_3 = {},
             std::span<const TensorView> squares = {});
-  // clip in two: the sums of squares of each region, or of one of its segments after the other, in any order
+  // clip in parts: the sums of squares of each stage, or of one of its segments after the other, in any order
   // once the gradients are there, and then the rest.
-  void add_squares(Context& ctx, TensorView gradients_A, size_t region,
+  void add_squares(Context& ctx, TensorView gradients_A, int64_t stage,
                    std::span<const TensorView> squares = {});
-  void add_squares(Context& ctx, TensorView gradients_A, size_t region, size_t segment);
+  void add_squares(Context& ctx, TensorView gradients_A, int64_t stage, size_t segment);
   void finish_clip(Context& ctx, double max_norm, TensorView loss_sums_3);
   void finish_step(Context& ctx);
 
@@ -67,13 +67,12 @@ class Optimizer {
     // new weights are written (see AdamwArgs::codes).
     std::span<const WeightCodes> codes{};
   };
-  // The update that is due, of what this rank owns of one of ParameterList::regions(); changes nothing where
-  // none is.
-  void update(Context& ctx, const UpdateArgs& args, size_t region);
-  // Of a part of one of segments(region), without codes.
-  void update(Context& ctx, const UpdateArgs& args, size_t region, const ArenaSegment& part);
-  // What this rank owns of a region, a segment a parameter (some empty), from the first element that it owns.
-  std::span<const ArenaSegment> segments(size_t region) const { return shards_[region].segments; }
+  // The update that is due, of what this rank owns of a stage; changes nothing where none is.
+  void update(Context& ctx, const UpdateArgs& args, int64_t stage);
+  // Of a part of one of segments(stage), without codes.
+  void update(Context& ctx, const UpdateArgs& args, int64_t stage, const ArenaSegment& part);
+  // What this rank owns of a stage, a segment a parameter (some empty), from the first element that it owns.
+  std::span<const ArenaSegment> segments(int64_t stage) const { return shard(stage).segments; }
   // All of it; after that none is due.
   void update(Context& ctx, const UpdateArgs& args);
   // Whether update can write codes of the parameter of this number: on a GPU, where this rank owns all of it.
@@ -105,6 +104,8 @@ class Optimizer {
     std::vector<TensorView> squares{};  // of each, where no other rank adds to its gradient
     std::vector<WeightCodes> codes{};   // of each
   };
+  Shard& shard(int64_t stage) { return shards_[static_cast<size_t>(stage)]; }
+  const Shard& shard(int64_t stage) const { return shards_[static_cast<size_t>(stage)]; }
   size_t parameter_of(const Shard& shard, size_t segment) const;
   void add_shard(const ArenaRegion& region);
   AdamwArgs update_args(const UpdateArgs& args, const Shard& shard) const;
@@ -112,7 +113,7 @@ class Optimizer {
   const ParameterList& parameters_;
   AdamwConfig config_;
   Device device_;
-  std::vector<Shard> shards_;             // one a region
+  std::vector<Shard> shards_;             // one a stage
   std::vector<const ParamSpec*> summed_;  // parameter of each of sums_S
   Comm* world_;
   Arena arena_;

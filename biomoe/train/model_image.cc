@@ -31,9 +31,8 @@ ModelImage::ModelImage(Model& model, Optimizer* optimizer, const Mesh* mesh)
     if (optimizer) exp_avg_A_ = arena_.tensor(DType::kF32, shape);
     if (optimizer) exp_avg_sq_A_ = arena_.tensor(DType::kF32, shape);
   }
-  const bool parts = direct && parameters.shards();
-  owned_groups_.push_back(owned_group("model", weights_A_, parts));
-  groups_.push_back(parts ? owned_groups_.back() : held_group("model", weights_A_));
+  owned_groups_.push_back(owned_group("model", weights_A_, holds_parts()));
+  groups_.push_back(holds_parts() ? owned_groups_.back() : held_group("model", weights_A_));
   if (!optimizer) return;
   const std::array<std::pair<const char*, TensorView>, 2> moments{
       {{"exp_avg", exp_avg_A_}, {"exp_avg_sq", exp_avg_sq_A_}}};
@@ -103,8 +102,8 @@ StateArena ModelImage::state_arena(const ParamSpec& spec, const TensorView& aren
 
 // Weights are whole, or what this rank owns of them.
 StateArena ModelImage::weights_arena(const ParamSpec& spec) const {
-  if (model_.parameters().shards()) return state_arena(spec, model_.weights_A());
-  return {model_.weights_A(), {.stretches = {{.count = spec.num_elements(), .place = spec.held}}}};
+  return model_.parameters().shards() ? state_arena(spec, model_.weights_A())
+                                      : whole_arena(spec, model_.weights_A());
 }
 
 void ModelImage::initialize(uint64_t seed) {

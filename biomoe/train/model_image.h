@@ -14,9 +14,9 @@
 namespace biomoe {
 
 // On the CPU the image is the memory of the model and the optimiser itself. Elsewhere it is a copy on the
-// host (4 bytes a parameter, 12 with an optimiser) that download_sync
-// and upload_sync bring in step with the device: fp32 masters where there are some, in one piece or two,
-// moments widened from what they are kept in, all without loss and in the layout of the hub.
+// host (4 bytes a parameter, 12 with an optimiser) that download_sync and upload_sync bring in step with the
+// device: fp32 masters where there are some, in one piece or two, moments widened from what they are kept in,
+// all without loss and in the layout of the hub.
 class ModelImage {
  public:
   static constexpr const char* kFp8Group = "fp8";  // what DelayedScaling keeps; other runs have no such group

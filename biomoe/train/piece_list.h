@@ -17,7 +17,6 @@ class PieceList : public SideWork {
  public:
   struct Piece {
     int64_t stage = 0;
-    size_t region = 0;
     size_t segment = 0;
     ArenaSegment part{};
   };
@@ -40,10 +39,9 @@ class PieceList : public SideWork {
     body_(alone_, pieces_[next_++]);
     return true;
   }
-  // Does what is left of the open pieces of stages that `of_stage` is true for, up to the first other.
-  template <typename OfStage>
-  void finish(Context& ctx, const OfStage& of_stage) {
-    for (; next_ < open_ && of_stage(pieces_[next_].stage); ++next_) body_(ctx, pieces_[next_]);
+  // Does what is left of the open pieces before the first of a stage after `last_stage`.
+  void finish(Context& ctx, int64_t last_stage) {
+    for (; next_ < open_ && pieces_[next_].stage <= last_stage; ++next_) body_(ctx, pieces_[next_]);
   }
 
  private:

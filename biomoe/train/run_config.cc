@@ -221,25 +221,23 @@ void resolve_model(ResolvedConfig<RunConfig>& resolved, const Vocabulary& vocabu
 }
 
 std::string unused_fp8_keys(const ResolvedConfig<RunConfig>& resolved) {
-  constexpr std::string_view kSwitch = "fp8_config.enabled";
-  constexpr std::string_view kInit = "fp8_config.quantized_model_init_kwargs.enabled";
-  constexpr std::string_view kPreserve =
-      "fp8_config.quantized_model_init_kwargs.preserve_high_precision_init_val";
-  const Fp8Config& fp8 = resolved.value.fp8_config;
-  if (fp8.enabled && fp8.quantized_model_init_kwargs.preserve_high_precision_init_val &&
-      !fp8.quantized_model_init_kwargs.enabled) {
-    return fmt::format("{}: without effect; set {}=true", kPreserve, kInit);
-  }
   RunConfig copy = resolved.value;  // visit() is for reading and writing
   const FieldList list = FieldList::of(copy);
-  std::string keys;
-  for (size_t i = 0; i < resolved.origins.size(); ++i) {
-    const std::string& key = list.fields()[i].key;
-    if (!key.starts_with("fp8_config.") || resolved.origins[i].kind == Origin::Kind::kDefault) continue;
-    if (key == kSwitch) return "";  // on, or off on purpose
-    keys += (keys.empty() ? "" : ", ") + key;
+  // Of sections with a switch, the outer one first.
+  for (const std::string section : {"fp8_config.", "fp8_config.quantized_model_init_kwargs."}) {
+    const std::string switch_key = section + "enabled";
+    std::string keys;
+    bool switched = false;  // on, or off on purpose
+    for (size_t i = 0; i < resolved.origins.size(); ++i) {
+      const std::string& key = list.fields()[i].key;
+      if (!key.starts_with(section) || resolved.origins[i].kind == Origin::Kind::kDefault) continue;
+      if (key == switch_key) switched = true;
+      keys += (keys.empty() ? "" : ", ") + key;
+    }
+    if (!switched && !keys.empty()) return fmt::format("{}: without effect; set {}=true", keys, switch_key);
+    if (!copy.fp8_config.enabled) break;
   }
-  return keys.empty() ? "" : fmt::format("{}: without effect; set {}=true", keys, kSwitch);
+  return "";
 }
 
 ResolvedConfig<RunConfig> load_run_config(const ConfigSource& source) {

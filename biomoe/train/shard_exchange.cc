@@ -1,7 +1,5 @@
 #include "biomoe/train/shard_exchange.h"
 
-#include <algorithm>
-
 #include "biomoe/ops/comm_clock.h"
 #include "biomoe/ops/fill.h"
 #include "biomoe/optim/replicas.h"
@@ -24,7 +22,7 @@ ShardExchange::~ShardExchange() {
 }
 
 const ArenaRegion& ShardExchange::region(int64_t stage) const {
-  return model_.parameters().regions()[static_cast<size_t>(stage)];
+  return model_.parameters().region(stage);
 }
 
 bool ShardExchange::sharded(int64_t stage) const {
@@ -80,11 +78,10 @@ void ShardExchange::before_backward(int64_t stage, bool accumulate) {
   if (!accumulate) return;
   // What this rank has summed so far goes into the sum again; the others' parts of the room add nothing.
   const ArenaRegion& own = region(stage);
-  const TensorView whole = model_.gradients_A().rows(own.held, own.count);
-  fill_zero(ctx, {.x = whole});
-  const TensorView sum = model_.gradients_A().rows(own.own, own.owned_count());
-  copy_on_device(ctx, whole.rows(own.copy * own.owned_count(), own.owned_count()).data, sum.data,
-                 sum.bytes());
+  const TensorView gradients_A = model_.gradients_A();
+  fill_zero(ctx, {.x = gradients_A.rows(own.held, own.count)});
+  const TensorView sum = gradients_A.rows(own.own, own.owned_count());
+  copy_on_device(ctx, gradients_A.rows(own.held_own(), own.owned_count()).data, sum.data, sum.bytes());
 }
 
 void ShardExchange::after_backward(int64_t stage) {
@@ -98,10 +95,10 @@ void ShardExchange::after_backward(int64_t stage) {
 void ShardExchange::keep_weights(int64_t stage) {
   if (!sharded(stage)) return;
   const ArenaRegion& own = region(stage);
-  const TensorView kept = model_.weights_A().rows(own.own, own.owned_count());
-  const TensorView whole = model_.weights_A().rows(own.held, own.count);
-  copy_on_device(model_.context(), kept.data,
-                 whole.rows(own.copy * own.owned_count(), own.owned_count()).data, kept.bytes());
+  const TensorView weights_A = model_.weights_A();
+  const TensorView kept = weights_A.rows(own.own, own.owned_count());
+  copy_on_device(model_.context(), kept.data, weights_A.rows(own.held_own(), own.owned_count()).data,
+                 kept.bytes());
 }
 
 // Between passes, when nothing is on its way.

@@ -19,23 +19,22 @@ WeightUpdate::WeightUpdate(Model& model, Optimizer& optimizer, const Mesh* mesh)
       mesh_(mesh),
       codes_(model.weight_codes().begin(), model.weight_codes().end()),
       queue_(model.context()),
-      copied_(static_cast<size_t>(model.parameters().num_stages())),
-      multiprocessors_(device_info(model.limits().device).multiprocessors),
       updates_([this](Context& ctx, const PieceList::Piece& piece) {
-        optimizer_.update(ctx, args(), piece.region, piece.part);
+        optimizer_.update(ctx, args(), piece.stage, piece.part);
       }),
       squares_([this](Context& ctx, const PieceList::Piece& piece) {
-        optimizer_.add_squares(ctx, model_.gradients_A(), piece.region, piece.segment);
+        optimizer_.add_squares(ctx, model_.gradients_A(), piece.stage, piece.segment);
       }) {
   for (size_t parameter = 0; parameter < codes_.size(); ++parameter) {
     if (!optimizer.writes_codes(parameter)) codes_[parameter] = {};
   }
-  for (const ArenaRegion& region : model.parameters().regions()) {
-    if (region.copies == 1) continue;
-    copied_[static_cast<size_t>(region.stage)] = true;
-    last_copied_ = region.stage;
+  for (int64_t stage = 0; stage < model.parameters().num_stages(); ++stage)
+    if (copied(stage)) last_copied_ = stage;
+  if (model.limits().device == Device::kCpu) {
+    list_pieces();
+  } else if (last_copied_ >= 0) {
+    multiprocessors_ = device_info(model.limits().device).multiprocessors;
   }
-  if (model.limits().device == Device::kCpu) list_pieces();
   if (model.parameters().shards()) shards_ = std::make_unique<ShardExchange>(model, *mesh, queue_);
 }
 
@@ -44,22 +43,21 @@ WeightUpdate::~WeightUpdate() {
 }
 
 void WeightUpdate::list_pieces() {
-  const auto& regions = model_.parameters().regions();
-  for (size_t region = 0; region < regions.size(); ++region) {
-    if (regions[region].copies > 1) continue;
-    const auto segments = optimizer_.segments(region);
+  const int64_t stages = model_.parameters().num_stages();
+  for (int64_t stage = 0; stage < stages; ++stage) {
+    if (copied(stage)) continue;
+    const auto segments = optimizer_.segments(stage);
     for (size_t i = 0; i < segments.size(); ++i) {
       const ArenaSegment& all = segments[i];
       for (int64_t done = 0; done < all.count; done += kPieceElements) {
         const ArenaSegment part{all.begin + done, std::min(kPieceElements, all.count - done), all.decay};
-        updates_.add({regions[region].stage, region, i, part});
+        updates_.add({stage, i, part});
       }
     }
   }
-  for (size_t region = regions.size(); region-- > 0;) {
-    if (regions[region].copies > 1) continue;
-    for (size_t i = 0; i < optimizer_.segments(region).size(); ++i)
-      squares_.add({regions[region].stage, region, i, {}});
+  for (int64_t stage = stages - 1; stage >= 0; --stage) {
+    if (copied(stage)) continue;
+    for (size_t i = 0; i < optimizer_.segments(stage).size(); ++i) squares_.add({stage, i, {}});
   }
 }
 
@@ -67,17 +65,15 @@ Optimizer::UpdateArgs WeightUpdate::args() const {
   return {.weights_A = model_.weights_A(), .gradients_A = model_.gradients_A(), .codes = codes_};
 }
 
-// What other ranks wait for comes first.
-void WeightUpdate::update_regions(bool copied) {
-  const auto& regions = model_.parameters().regions();
-  for (size_t i = 0; i < regions.size(); ++i) {
-    if ((regions[i].copies > 1) != copied) continue;
-    optimizer_.update(model_.context(), args(), i);
-    if (!copied || shards_) continue;
-    const auto stage = static_cast<size_t>(regions[i].stage);
+// Of the stages of which other ranks hold copies, or of the others.
+void WeightUpdate::update_stages(bool of_copied) {
+  for (int64_t stage = 0; stage < model_.parameters().num_stages(); ++stage) {
+    if (copied(stage) != of_copied) continue;
+    optimizer_.update(model_.context(), args(), stage);
+    if (!of_copied || shards_) continue;
     queue_.fork();
-    gather_weights(queue_.context(), *mesh_, regions[i], model_.weights_A());
-    queue_.mark(stage);
+    gather_weights(queue_.context(), *mesh_, model_.parameters().region(stage), model_.weights_A());
+    queue_.mark(static_cast<size_t>(stage));
   }
 }
 
@@ -88,8 +84,8 @@ void WeightUpdate::share_device(bool shared) {
 }
 
 void WeightUpdate::begin() {
-  update_regions(true);
-  if (updates_.empty()) update_regions(false);
+  update_stages(true);  // first what other ranks wait for
+  if (updates_.empty()) update_stages(false);
   if (shards_) shards_->weights_changed();
   share_device(last_copied_ >= 0);
   updates_.restart();
@@ -101,10 +97,10 @@ void WeightUpdate::before_forward(int64_t stage) {
   Context& ctx = model_.context();
   if (!updates_.empty()) {
     ctx.side_work = nullptr;
-    updates_.finish(ctx, [stage](int64_t of) { return of <= stage; });
+    updates_.finish(ctx, stage);
     ctx.side_work = &updates_;
   }
-  if (shards_ || !copied_[static_cast<size_t>(stage)]) return;
+  if (shards_ || !copied(stage)) return;
   {
     const CommSpan span(ctx);
     queue_.join(static_cast<size_t>(stage));
@@ -115,13 +111,10 @@ void WeightUpdate::before_forward(int64_t stage) {
 void WeightUpdate::after_backward(int64_t stage) {
   squares_.open_stage(stage);
   if (!squares_.empty()) model_.context().side_work = &squares_;
-  if (shards_ || !copied_[static_cast<size_t>(stage)]) return;
+  if (shards_ || !copied(stage)) return;
   share_device(true);
   queue_.fork();
-  for (const ArenaRegion& region : model_.parameters().regions()) {
-    if (region.stage == stage && region.copies > 1)
-      reduce_gradients(queue_.context(), *mesh_, region, model_.gradients_A());
-  }
+  reduce_gradients(queue_.context(), *mesh_, model_.parameters().region(stage), model_.gradients_A());
 }
 
 void WeightUpdate::finish_backward() {
@@ -135,25 +128,25 @@ void WeightUpdate::finish_backward() {
 
 void WeightUpdate::clip(double max_norm) {
   Context& ctx = model_.context();
-  const auto& regions = model_.parameters().regions();
-  squares_.finish(ctx, [](int64_t) { return true; });
+  const TensorView gradients_A = model_.gradients_A(), loss_sums_3 = model_.loss_sums_3();
+  if (squares_.empty())
+    return optimizer_.clip(ctx, gradients_A, max_norm, loss_sums_3, model_.gradient_squares());
+  const int64_t stages = model_.parameters().num_stages();
+  squares_.finish(ctx, stages);
   BM_CHECK(updates_.done() && squares_.done(), "a pass left out a stage");
-  for (size_t region = 0; region < regions.size(); ++region) {
-    if (squares_.empty() || regions[region].copies > 1)
-      optimizer_.add_squares(ctx, model_.gradients_A(), region, model_.gradient_squares());
-  }
-  optimizer_.finish_clip(ctx, max_norm, model_.loss_sums_3());
+  for (int64_t stage = 0; stage < stages; ++stage)
+    if (copied(stage)) optimizer_.add_squares(ctx, gradients_A, stage);
+  optimizer_.finish_clip(ctx, max_norm, loss_sums_3);
 }
 
 void WeightUpdate::leave() {
   // After a step that was replayed nobody knows here what is in the rooms.
   if (shards_) shards_->weights_changed();
-  left_ = true;
   model_.set_update_due(true);
 }
 
 void WeightUpdate::settle() {
-  if (!left_) return;
+  if (!model_.update_due()) return;
   Context& ctx = model_.context();
   optimizer_.update(ctx, args());
   if (mesh_ && !shards_) {
@@ -161,7 +154,6 @@ void WeightUpdate::settle() {
       if (region.copies > 1) gather_weights(ctx, *mesh_, region, model_.weights_A());
     }
   }
-  left_ = false;
   model_.set_update_due(false);
 }
 

@@ -47,8 +47,9 @@ class WeightUpdate {
 
  private:
   Optimizer::UpdateArgs args() const;
+  bool copied(int64_t stage) const { return model_.parameters().region(stage).copies > 1; }
   void list_pieces();
-  void update_regions(bool copied);
+  void update_stages(bool of_copied);
   void share_device(bool shared);
 
   Model& model_;
@@ -56,13 +57,11 @@ class WeightUpdate {
   const Mesh* mesh_;
   std::vector<WeightCodes> codes_;
   SideQueue queue_;
-  std::vector<bool> copied_;  // by stage: whether other ranks hold some of it
-  int64_t last_copied_ = -1;
-  int multiprocessors_;  // of the device
+  int64_t last_copied_ = -1;  // the last stage of which other ranks hold copies
+  int multiprocessors_ = 0;   // of the GPU, where there is such a stage
   // On the CPU, of the regions that this rank alone holds; else empty.
   PieceList updates_, squares_;
   std::unique_ptr<ShardExchange> shards_;  // where ranks shard parameters: what they exchange instead
-  bool left_ = false;
 };
 
 }  // namespace biomoe

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/train/trainer_test_util.h"
+#include "tests/unit/model/model_test_util.h"
 
 namespace biomoe {
 namespace {
@@ -24,11 +25,6 @@ RunConfig fp8_run(const TempFolder& folder, Fp8Recipe recipe) {
   config.fp8_config.fp8_recipe = recipe;
   config.fp8_config.fp8_recipe_kwargs.amax_history_len = 4;
   return config;
-}
-
-std::vector<float> weights_of(const Model& model) {
-  const TensorView weights = model.weights_A();
-  return {weights.f32(), weights.f32() + weights.num_elements()};
 }
 
 double final_loss(const RunConfig& config) {
@@ -100,11 +96,11 @@ TEST_P(LowPrecision, RoundedWeightsAreWhatProductsTakeThemFor) {
   tiny.vocab_size = 16;
   Model model(tiny, limits);
   model.initialize(1);
-  const auto first = weights_of(model);
+  const auto first = test::values_of(model.weights_A());
   model.round_weights_to_codes();
-  const auto rounded = weights_of(model);
+  const auto rounded = test::values_of(model.weights_A());
   model.round_weights_to_codes();
-  EXPECT_TRUE(rounded == weights_of(model));
+  EXPECT_TRUE(rounded == test::values_of(model.weights_A()));
   size_t changed = 0, quantised = 0;
   for (const ParamSpec& spec : model.parameters().specs()) {
     const bool product = spec.kind == ParamKind::kAttention || spec.kind == ParamKind::kExpert;

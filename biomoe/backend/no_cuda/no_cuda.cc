@@ -103,6 +103,7 @@ void mark_side_queue(void*, size_t) {
 void join_side_queue(DeviceState*, void*, size_t) {
   throw no_cuda("the GPU");
 }
+
 int64_t reservations() {
   return 0;
 }
