@@ -13,13 +13,14 @@
 #include "biomoe/ops/fill.h"
 #include "biomoe/ops/grouped_gemm.h"
 #include "biomoe/ops/quantize.h"
+#include "biomoe/quant/compact_bf16.h"
 
 namespace biomoe::apps {
 namespace {
 
 // Of one layer, with R rows padded for each of E experts.
 struct ProductTensors {
-  TensorView x_RD, act_RF, gate_up_R2F, dgate_up_R2F, dact_RF;
+  TensorView x_RD, act_RF, gate_up_R2F, dgate_up_R2F, dact_RF, kept_RC;
   TensorView w_E2FD, w_EDF;
   TensorView probs_R, dprobs_R, offsets_E1, rows_E;
   TensorView dw_E2FD;  // and of down, which is half of it
@@ -62,6 +63,7 @@ ProductTensors lay_out(TensorAllocator& to, const Sizes& sizes) {
   at.dact_RF = to.tensor(DType::kBF16, {R, F});
   at.gate_up_R2F = to.tensor(DType::kBF16, {R, 2 * F});
   at.dgate_up_R2F = to.tensor(DType::kBF16, {R, 2 * F});
+  at.kept_RC = to.tensor(DType::kU8, {R, CompactLayout::row_bytes(F)});
   at.w_E2FD = to.tensor(DType::kBF16, {E, 2 * F, D});
   at.w_EDF = to.tensor(DType::kBF16, {E, D, F});
   at.probs_R = to.tensor(DType::kF32, {R});
@@ -118,10 +120,14 @@ void time_quantising(Context& ctx, const ProductTensors& at, const OperandQuanti
   time_bytes("dy 1x128", 3 * wide, [&] { gate_up.native_backward(ctx, at.dgate_up_R2F, {}, at.offsets_E1); });
   time_bytes("dy both ways, x 128x1", 4 * wide + 3 * narrow,
              [&] { gate_up.native_backward(ctx, at.dgate_up_R2F, at.x_RD, at.offsets_E1); });
-  const SwigluRows swiglu{at.gate_up_R2F, at.probs_R, at.offsets_E1, cuda::kGateUpInterleave};
+  const SwigluRows swiglu{at.gate_up_R2F, at.kept_RC, at.probs_R, at.offsets_E1, cuda::kGateUpInterleave};
+  SwigluRows not_kept = swiglu;
+  not_kept.kept_RC = {};
+  const double kept = elements(at.kept_RC);
   ColumnScaledCodes act;
-  time_bytes("SwiGLU, act 1x128", 2.5 * wide, [&] { down.native_forward(ctx, swiglu); });
-  time_bytes("dSwiGLU both ways, act 128x1", 5.5 * wide,
+  time_bytes("SwiGLU, act 1x128", 2.5 * wide, [&] { down.native_forward(ctx, not_kept); });
+  time_bytes("the same, kept for backward", 2.5 * wide + kept, [&] { down.native_forward(ctx, swiglu); });
+  time_bytes("dSwiGLU both ways, act 128x1", 3.5 * wide + kept,
              [&] { gate_up.native_swiglu_backward(ctx, swiglu, at.dact_RF, at.dprobs_R, down, act); });
   time_bytes("weights 128x128", 4 * elements(at.w_E2FD), [&] { gate_up.quantize_weights(ctx, at.w_E2FD); });
   // A rate of 0 leaves the weights as they are.

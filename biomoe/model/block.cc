@@ -116,7 +116,7 @@ AttentionShape attention_shape(const ModelConfig& config, int64_t max_seqlen) {
 
 BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& config,
                                 const ComputeTypes& types, int64_t tokens, const ExpertSplit& split,
-                                bool passes_codes) {
+                                ExpertsKeep keep) {
   const int64_t T = tokens, D = config.hidden_size, A = config.num_attention_heads * config.key_width();
   BlockSaved saved;
   saved.norm1_TD = allocator.tensor(types.activation, {T, D});
@@ -127,13 +127,13 @@ BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& c
   saved.mid_TD = allocator.tensor(types.activation, {T, D});
   saved.norm2_TD = allocator.tensor(types.activation, {T, D});
   saved.rstd2_T = allocator.tensor(DType::kF32, {T});
-  saved.moe = allocate_moe_saved(allocator, moe_shape(config, types, split), T, passes_codes);
+  saved.moe = allocate_moe_saved(allocator, moe_shape(config, types, split), T, keep);
   return saved;
 }
 
 BlockWorkspace allocate_block_workspace(TensorAllocator& allocator, const ModelConfig& config,
                                         const ComputeTypes& types, int64_t tokens, bool training,
-                                        const ExpertSplit& split) {
+                                        const ExpertSplit& split, bool passes_codes) {
   BlockWorkspace workspace;
   workspace.delta_TD = allocator.tensor(types.activation, {tokens, config.hidden_size});
   if (training) {
@@ -142,7 +142,8 @@ BlockWorkspace allocate_block_workspace(TensorAllocator& allocator, const ModelC
         allocator.tensor(types.activation, {tokens, config.num_attention_heads * config.key_width()});
     workspace.dqkv_TC = allocator.tensor(types.activation, {tokens, config.qkv_width()});
   }
-  workspace.moe = allocate_moe_workspace(allocator, moe_shape(config, types, split), tokens, training);
+  workspace.moe =
+      allocate_moe_workspace(allocator, moe_shape(config, types, split), tokens, training, passes_codes);
   return workspace;
 }
 

@@ -44,10 +44,10 @@ struct BlockSaved {
   TensorView rstd2_T;
   MoeSaved moe;
 };
-// Everything but x_TD, which outlives a recomputed block. `passes_codes`: as of allocate_moe_saved.
+// Everything but x_TD, which outlives a recomputed block. `keep`: as of allocate_moe_saved.
 BlockSaved allocate_block_saved(TensorAllocator& allocator, const ModelConfig& config,
                                 const ComputeTypes& types, int64_t tokens, const ExpertSplit& split = {},
-                                bool passes_codes = false);
+                                ExpertsKeep keep = {});
 
 // Shared by all blocks.
 struct BlockWorkspace {
@@ -59,7 +59,7 @@ struct BlockWorkspace {
 };
 BlockWorkspace allocate_block_workspace(TensorAllocator& allocator, const ModelConfig& config,
                                         const ComputeTypes& types, int64_t tokens, bool training,
-                                        const ExpertSplit& split = {});
+                                        const ExpertSplit& split = {}, bool passes_codes = false);
 
 // What is the same for every block of one batch.
 struct BlockInputs {

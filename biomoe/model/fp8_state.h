@@ -89,8 +89,8 @@ struct QuantizedWeights {
 };
 QuantizedWeights quantized_weights(const ModelConfig& model, const Fp8StateShape& shape);
 
-// Whether in such a layer what the experts' activation computes goes on as codes (see Sequential::codes_at),
-// so that MoeSaved::act_RF is not needed.
+// Whether in such a layer what the experts' activation computes goes on as codes (see Sequential::codes_at
+// and ExpertsKeep).
 bool passes_codes(const ModelConfig& model, const Fp8StateShape& shape);
 
 }  // namespace biomoe

@@ -39,23 +39,28 @@ void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, 
   act.blocks.resize(static_cast<size_t>(config.num_hidden_layers));
   const bool native = passes_codes(config, fp8_shape(config, limits));
   const auto passes = [&](int64_t layer) { return native && fp8_layer(config, layer); };
-  // Of layers that are computed again, or are not trained: what any of them needs.
-  bool all_pass = native;
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) all_pass = all_pass && passes(layer);
+  bool all_pass = true, any_passes = false;
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    all_pass = all_pass && passes(layer);
+    any_passes = any_passes || passes(layer);
+  }
   BlockSaved shared;
   bool have_shared = false;
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     BlockSaved& saved = act.blocks[static_cast<size_t>(layer)];
     const bool own = limits.training && layer >= limits.recompute_layers;
     if (!own && !have_shared) {
-      shared = allocate_block_saved(allocator, config, types, T, split, all_pass);
+      // Of layers that are computed again, or are not trained: what any of them needs.
+      const ExpertsKeep keep{.values = !all_pass, .compact = any_passes && limits.training};
+      shared = allocate_block_saved(allocator, config, types, T, split, keep);
       shared.x_TD = allocator.tensor(types.activation, {T, D});
       have_shared = true;
     }
-    saved = own ? allocate_block_saved(allocator, config, types, T, split, passes(layer)) : shared;
+    const ExpertsKeep keep{.values = !passes(layer), .compact = passes(layer)};
+    saved = own ? allocate_block_saved(allocator, config, types, T, split, keep) : shared;
     if (limits.training) saved.x_TD = allocator.tensor(types.activation, {T, D});
   }
-  act.workspace = allocate_block_workspace(allocator, config, types, T, limits.training, split);
+  act.workspace = allocate_block_workspace(allocator, config, types, T, limits.training, split, any_passes);
   act.final_sum_TD = allocator.tensor(types.activation, {T, D});
   act.final_norm_TD = allocator.tensor(types.activation, {T, D});
   act.final_rstd_T = allocator.tensor(DType::kF32, {T});

@@ -6,6 +6,7 @@
 #include "biomoe/ops/device.h"
 #include "biomoe/ops/gemm.h"
 #include "biomoe/ops/router.h"
+#include "biomoe/quant/compact_bf16.h"
 
 namespace biomoe {
 namespace {
@@ -30,11 +31,17 @@ Sequential expert_layers(const Context& ctx, ExpertFfnMode mode, const MoeShape&
                     mode == ExpertFfnMode::kFusedGroupedMlp ? Fusion::kRequired : Fusion::kOff);
 }
 
-SequentialMemory expert_memory(const MoeSaved& saved, const MoeWorkspace& workspace) {
+SequentialMemory expert_memory(const Sequential& layers, const MoeSaved& saved,
+                               const MoeWorkspace& workspace) {
   SequentialMemory memory;
-  memory.hidden[0] = memory.gradient[0] = saved.gate_up_R2F;
-  memory.hidden[1] = saved.act_RF;
   memory.gradient[1] = workspace.dact_RF;
+  if (layers.codes_at(0)) {
+    memory.hidden[0] = workspace.gate_up_R2F;
+    memory.kept[0] = saved.kept_RC;
+  } else {
+    memory.hidden[0] = memory.gradient[0] = saved.gate_up_R2F;
+    memory.hidden[1] = saved.act_RF;
+  }
   return memory;
 }
 
@@ -52,7 +59,7 @@ ExpertRows expert_rows(Context& ctx, ExpertFfnMode mode, const MoeSaved& saved,
 }  // namespace
 
 MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens,
-                            bool passes_codes) {
+                            ExpertsKeep keep) {
   const int64_t rows = shape.rows(tokens);
   MoeSaved saved;
   saved.probs_TE = allocator.tensor(DType::kF32, {tokens, shape.experts});
@@ -61,14 +68,19 @@ MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, i
   saved.router_lse_T = allocator.tensor(DType::kF32, {tokens});
   allocate_dispatch_saved(allocator, shape, tokens, saved);
   saved.row_weights_R = allocator.tensor(DType::kF32, {rows});
-  saved.gate_up_R2F = allocator.tensor(shape.type, {rows, 2 * shape.expert_width});
-  if (!passes_codes) saved.act_RF = allocator.tensor(shape.type, {rows, shape.expert_width});
+  if (keep.values) {
+    saved.gate_up_R2F = allocator.tensor(shape.type, {rows, 2 * shape.expert_width});
+    saved.act_RF = allocator.tensor(shape.type, {rows, shape.expert_width});
+  }
+  if (keep.compact) {
+    saved.kept_RC = allocator.tensor(DType::kU8, {rows, CompactLayout::row_bytes(shape.expert_width)});
+  }
   return saved;
 }
 
 MoeWorkspace allocate_moe_workspace(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens,
-                                    bool training) {
-  const int64_t rows = shape.rows(tokens);
+                                    bool training, bool passes_codes) {
+  const int64_t rows = shape.rows(tokens), width = shape.expert_width;
   MoeWorkspace workspace;
   workspace.logits_TE = allocator.tensor(DType::kF32, {tokens, shape.experts});
   allocate_dispatch_workspace(allocator, shape, tokens, workspace);
@@ -83,8 +95,10 @@ MoeWorkspace allocate_moe_workspace(TensorAllocator& allocator, const MoeShape& 
     workspace.y_RD = workspace.dx_RD = own.results_RD;
     workspace.dprobs_R = own.dweights_R;
   }
+  if (passes_codes) workspace.gate_up_R2F = allocator.tensor(shape.type, {rows, 2 * width});
   if (training) {
-    workspace.dact_RF = allocator.tensor(shape.type, {rows, shape.expert_width});
+    workspace.dact_RF = passes_codes ? TensorView(workspace.gate_up_R2F.data, shape.type, Shape{rows, width})
+                                     : allocator.tensor(shape.type, {rows, width});
     workspace.dweights_Tk = allocator.tensor(DType::kF32, {tokens, shape.top_k});
     workspace.dlogits_TE = shape.type == DType::kF32 ? workspace.logits_TE
                                                      : allocator.tensor(shape.type, {tokens, shape.experts});
@@ -112,9 +126,9 @@ void moe_forward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const 
   Dispatcher dispatcher(ctx, shape, saved, workspace);
   dispatcher.plan();
   dispatcher.rows_to_experts(x_TD, workspace.x_RD, saved.row_weights_R);
-  expert_layers(ctx, mode, shape, weights, {})
-      .forward(ctx, expert_rows(ctx, mode, saved, workspace), workspace.x_RD, saved.row_weights_R,
-               expert_memory(saved, workspace), workspace.y_RD);
+  const Sequential layers = expert_layers(ctx, mode, shape, weights, {});
+  layers.forward(ctx, expert_rows(ctx, mode, saved, workspace), workspace.x_RD, saved.row_weights_R,
+                 expert_memory(layers, saved, workspace), workspace.y_RD);
   dispatcher.to_tokens(workspace.y_RD, y_TD);
 }
 
@@ -125,14 +139,14 @@ void moe_backward(Context& ctx, ExpertFfnMode mode, const MoeShape& shape, const
   // The permuted input is cheaper to gather again than to keep for every layer. The combine is a plain sum,
   // so its gradient is a permutation of dy.
   dispatcher.gradients_to_experts(args.x_TD, workspace.x_RD, args.dy_TD, workspace.dy_RD);
-  expert_layers(ctx, mode, shape, weights, gradients)
-      .backward(ctx, expert_rows(ctx, mode, saved, workspace), expert_memory(saved, workspace),
-                {.x_RI = workspace.x_RD,
-                 .dy_RO = workspace.dy_RD,
-                 .dx_RI = workspace.dx_RD,
-                 .scales_R = saved.row_weights_R,
-                 .dscales_R = workspace.dprobs_R,
-                 .accumulate = args.accumulate});
+  const Sequential layers = expert_layers(ctx, mode, shape, weights, gradients);
+  layers.backward(ctx, expert_rows(ctx, mode, saved, workspace), expert_memory(layers, saved, workspace),
+                  {.x_RI = workspace.x_RD,
+                   .dy_RO = workspace.dy_RD,
+                   .dx_RI = workspace.dx_RD,
+                   .scales_R = saved.row_weights_R,
+                   .dscales_R = workspace.dprobs_R,
+                   .accumulate = args.accumulate});
   dispatcher.to_tokens(workspace.dx_RD, args.dx_TD, workspace.dprobs_R, workspace.dweights_Tk);
   router_backward(ctx, {.probs_TE = saved.probs_TE,
                         .experts_Tk = saved.experts_Tk,

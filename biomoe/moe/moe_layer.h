@@ -94,12 +94,19 @@ struct MoeSaved {
   TensorView slot_of_row_R;  // i32; likewise; absent with shared memory
   MessageTables messages;
   TensorView row_weights_R;  // routing weights in row order
-  TensorView gate_up_R2F;    // overwritten by backward
-  TensorView act_RF;         // silu(gate) * up * weight; absent where it passes codes on
+  // Of experts that hand values on, and of those that hand on codes: see ExpertsKeep.
+  TensorView gate_up_R2F;  // overwritten by backward
+  TensorView act_RF;       // silu(gate) * up * weight
+  TensorView kept_RC;      // u8: SequentialMemory::kept
 };
-// `passes_codes`: see Sequential::codes_at().
+// What is kept of experts from forward to backward, by the layers that have this memory: the values between
+// their products, or where codes are passed on (see Sequential::codes_at) gate and up in fewer bits.
+struct ExpertsKeep {
+  bool values = true;
+  bool compact = false;
+};
 MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens,
-                            bool passes_codes = false);
+                            ExpertsKeep keep = {});
 
 // Memory shared by all layers, free between calls.
 struct MoeWorkspace {
@@ -109,15 +116,17 @@ struct MoeWorkspace {
   TensorView y_RD;             // rows out of the experts
   TensorView dy_RD;            // gradients into the experts; may be y_RD
   TensorView dx_RD;            // gradients out of the experts; may be x_RD
-  TensorView dact_RF;          // backward only
+  TensorView gate_up_R2F;      // forward only, where any layer passes codes on
+  TensorView dact_RF;          // backward only; may lie in gate_up
   TensorView dprobs_R;         // backward only
   TensorView dweights_Tk;      // backward only
   TensorView dlogits_TE;       // backward only; may be logits_TE
   TensorView offsets_host_E1;  // ExpertFfnMode::kLoop off the CPU: where the host reads offsets; set by the
                                // owner, not allocated
 };
+// `passes_codes`: whether any layer does (see Sequential::codes_at).
 MoeWorkspace allocate_moe_workspace(TensorAllocator& allocator, const MoeShape& shape, int64_t tokens,
-                                    bool training);
+                                    bool training, bool passes_codes = false);
 
 // One layer's share of RoutingStats.
 struct LayerRoutingStats {

@@ -239,6 +239,7 @@ BlockScaledCodes OperandQuantizer::native_forward(Context& ctx, const SwigluRows
                                     .offsets_E1 = swiglu.offsets_E1,
                                     .act_codes_RF = rows.codes,
                                     .act_row_scales_BR = rows.scales,
+                                    .kept_RC = swiglu.kept_RC,
                                     .rule = quantization_spec(*config, Operand::kActivation, false).rule,
                                     .interleave = swiglu.interleave});
   return product_of(rows, codes.weights_EOI, codes);
@@ -249,12 +250,12 @@ OperandQuantizer::BackwardCodes OperandQuantizer::native_swiglu_backward(
     const OperandQuantizer& down, ColumnScaledCodes& down_wgrad) const {
   BM_CHECK(codes.rows.gradient.codes.data != down.codes.rows.gradient.codes.data,
            "the gradients on both sides of an activation need codes in memory of their own");
-  const Shape& gate_up = swiglu.gate_up_R2F.shape;
+  const Shape gate_up{dact_RF.shape[0], 2 * dact_RF.shape[1]};
   const CodesAndScales rows = row_codes_in(codes.rows.rows, gate_up);
   const CodesAndScales columns = column_codes_in(codes.rows.gradient, gate_up);
   const CodesAndScales act = column_codes_in(down.codes.rows.input, dact_RF.shape);
   scaled_swiglu_codes_backward(ctx, {.dact_RF = dact_RF,
-                                     .gate_up_R2F = swiglu.gate_up_R2F,
+                                     .kept_RC = swiglu.kept_RC,
                                      .probs_R = swiglu.probs_R,
                                      .offsets_E1 = swiglu.offsets_E1,
                                      .dgate_up_codes_R2F = rows.codes,

@@ -44,9 +44,10 @@ RowCodes allocate_row_codes(TensorAllocator& allocator, std::span<const ProductR
 // RowCodes::gradient of a product alone.
 CodesAndScales allocate_gradient_codes(TensorAllocator& allocator, const ProductRows& product);
 
-// A ScaledSwiGLU between two native layers: what it reads, as in ops/scaled_swiglu.h.
+// A ScaledSwiGLU between two native layers, as in ops/scaled_swiglu_codes.h: gate_up is forward's, and `kept`
+// (absent where there is no backward) goes from forward to backward.
 struct SwigluRows {
-  TensorView gate_up_R2F, probs_R, offsets_E1;
+  TensorView gate_up_R2F, kept_RC, probs_R, offsets_E1;
   int64_t interleave = 0;
 };
 

@@ -177,6 +177,7 @@ bool Sequential::codes_at(size_t i) const {
 SwigluRows Sequential::swiglu_of_codes(size_t first, const ExpertRows& rows, TensorView scales_R,
                                        const SequentialMemory& memory) const {
   return {.gate_up_R2F = memory.hidden[first],
+          .kept_RC = memory.kept[first],
           .probs_R = scales_R,
           .offsets_E1 = rows.offsets_E1,
           .interleave = std::get<ScaledSwiGLU>(layers_[first + 1]).interleave};
@@ -205,7 +206,7 @@ void Sequential::backward_codes(Context& ctx, size_t first, const ExpertRows& ro
                                                args.dscales_R, down.quantizer, of_down.wgrad);
   // The codes of act give way to those of the input.
   if (down.dw_EOI) down.wgrad(ctx, rows, dy, dact, args.accumulate, of_down.wgrad);
-  const TensorView dgate_up(nullptr, type_, memory.hidden[first].shape);
+  const TensorView dgate_up(nullptr, type_, Shape{dact.shape[0], 2 * dact.shape[1]});
   if (gate_up.dw_EOI) {
     gate_up.quantizer.native_input(ctx, input, rows.offsets_E1, of_gate_up.wgrad);
     gate_up.wgrad(ctx, rows, dgate_up, input, args.accumulate, of_gate_up.wgrad);

@@ -43,6 +43,10 @@ struct SequentialMemory {
   // Output of each layer but the last. Kept from forward to backward, which may overwrite it. That of a
   // ScaledSwiGLU which passes codes on (see Sequential::codes_at) is not there: it may be absent.
   std::array<TensorView, kMaxHidden> hidden{};
+  // Where codes are passed on (see Sequential::codes_at), at the place of the first of the three layers: u8
+  // of [R, CompactLayout::row_bytes()], what is kept of its output, which need not last until backward then.
+  // Absent where there is no backward.
+  std::array<TensorView, kMaxHidden> kept{};
   // Gradient of each of them; may be the hidden output itself. Under a ScaledSwiGLU it always is, or is not
   // there where the ScaledSwiGLU passes codes on.
   std::array<TensorView, kMaxHidden> gradient{};

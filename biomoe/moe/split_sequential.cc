@@ -7,6 +7,7 @@
 #include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/device.h"
 #include "biomoe/ops/dispatch.h"
+#include "biomoe/quant/compact_bf16.h"
 
 namespace biomoe {
 SplitSequential::SplitSequential(Context& ctx, DType type, const Sequential& layers, int64_t max_rows)
@@ -40,6 +41,9 @@ void SplitSequential::lay_out_memory(TensorAllocator& allocator) {
   for (size_t i = 0; i + 1 < layers_.num_layers(); ++i) {
     memory_.hidden[i] = allocator.tensor(type_, {capacity, layers_.width_after(i)});
     memory_.gradient[i] = memory_.hidden[i];
+    if (!layers_.codes_at(i)) continue;
+    memory_.kept[i] =
+        allocator.tensor(DType::kU8, {capacity, CompactLayout::row_bytes(layers_.width_after(i + 1))});
   }
   if (direct()) return;
   in_RI_ = allocator.tensor(type_, {capacity, layers_.in_features()});
@@ -90,6 +94,7 @@ SequentialMemory SplitSequential::memory() const {
   SequentialMemory memory;
   for (size_t i = 0; i + 1 < layers_.num_layers(); ++i) {
     memory.hidden[i] = memory.gradient[i] = memory_.hidden[i].rows(0, padded_rows_);
+    if (memory_.kept[i]) memory.kept[i] = memory_.kept[i].rows(0, padded_rows_);
   }
   return memory;
 }

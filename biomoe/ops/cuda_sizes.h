@@ -78,7 +78,6 @@ constexpr int64_t embedding_piece_tokens(int64_t tokens) {
 
 inline constexpr int64_t kSegmentsOfLaunch = 1024;
 inline constexpr int64_t kSquaresBlockElements = 65536;
-inline constexpr int64_t kAdamwBlockElements = 16384;
 
 // Blocks that take the elements [begin, begin + count) in groups of 8 at multiples of 8.
 constexpr int64_t segment_blocks(int64_t begin, int64_t count, int64_t block_elements) {

@@ -11,15 +11,18 @@
 namespace biomoe {
 
 // gate_up (bf16), probs (f32), act and interleave are those of ops/scaled_swiglu.h; interleave is
-// cuda::kGateUpInterleave. F is a multiple of 128. Codes are E4M3 with scales of `rule`, which is not MX's.
-// Borders of groups are multiples of 128; rows from offsets[E] on are neither read nor written. Rows of
-// matrices lie one after the other and begin at 16-byte addresses.
+// cuda::kGateUpInterleave. What forward keeps (u8) is gate and up as quant/compact_bf16.h has them, in
+// CompactLayout::row_bytes(F) bytes a row; backward works from what comes back of that. F is a multiple of
+// 128. Codes are E4M3 with scales of `rule`, which is not MX's. Borders of groups are multiples of 128; rows
+// from offsets[E] on are neither read nor written. Rows of matrices lie one after the other and begin at
+// 16-byte addresses.
 struct ScaledSwigluCodesForwardArgs {
   TensorView gate_up_R2F;
   TensorView probs_R;
   TensorView offsets_E1;         // i64
   TensorView act_codes_RF;       // u8, assigned: of blocks of 1x128, as QuantizeArgs::data_RC
   TensorView act_row_scales_BR;  // f32, assigned: as QuantizeArgs::row_scales_BR
+  TensorView kept_RC{};          // assigned; absent: nothing is kept
   ScaleRule rule = ScaleRule::kPowerOfTwo;
   int64_t interleave = 0;
 };
@@ -27,7 +30,7 @@ struct ScaledSwigluCodesForwardArgs {
 // Codes and scales of columns are those of QuantizeArgs, of blocks of 128x1; R is a multiple of 16.
 struct ScaledSwigluCodesBackwardArgs {
   TensorView dact_RF;  // read, then overwritten with partial sums of dprobs
-  TensorView gate_up_R2F;
+  TensorView kept_RC;
   TensorView probs_R;
   TensorView offsets_E1;                  // i64
   TensorView dgate_up_codes_R2F;          // u8, assigned; as the next three

@@ -3,6 +3,7 @@
 #include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/quantize.h"
 #include "biomoe/ops/scaled_swiglu_codes.h"
+#include "biomoe/quant/compact_bf16.h"
 #include "tests/cuda/gpu_large.h"
 
 namespace biomoe::test {
@@ -139,7 +140,7 @@ TEST_F(CudaLargeCodesTest, MxScalingOfRowsBeyond2To31Elements) {
 }
 
 TEST_F(CudaLargeCodesTest, SwigluToCodesBeyond2To32Elements) {
-  BIOMOE_REQUIRE_GPU_MEMORY(34);
+  BIOMOE_REQUIRE_GPU_MEMORY(42);
   constexpr ScaleRule kRule = ScaleRule::kPowerOfTwo;
   constexpr int64_t kInterleave = cuda::kGateUpInterleave;
   struct Operands {
@@ -148,9 +149,10 @@ TEST_F(CudaLargeCodesTest, SwigluToCodesBeyond2To32Elements) {
           dact(ctx, DType::kBF16, {rows, kWidth}),
           probs(ctx, DType::kF32, {rows}),
           dprobs(ctx, DType::kF32, {rows}),
+          kept(ctx, DType::kU8, {rows, CompactLayout::row_bytes(kWidth)}),
           act(ctx, rows, kWidth),
           dgate_up(ctx, rows, 2 * kWidth) {}
-    Large gate_up, dact, probs, dprobs;
+    Large gate_up, dact, probs, dprobs, kept;
     Codes act, dgate_up;
   };
   const auto run = [&](const Operands& of, const TensorView& bounds) {
@@ -159,10 +161,11 @@ TEST_F(CudaLargeCodesTest, SwigluToCodesBeyond2To32Elements) {
                                         .offsets_E1 = bounds,
                                         .act_codes_RF = of.act.row_codes.view(),
                                         .act_row_scales_BR = of.act.row_scales.view(),
+                                        .kept_RC = of.kept.view(),
                                         .rule = kRule,
                                         .interleave = kInterleave});
     scaled_swiglu_codes_backward(ctx(), {.dact_RF = of.dact.view(),
-                                         .gate_up_R2F = of.gate_up.view(),
+                                         .kept_RC = of.kept.view(),
                                          .probs_R = of.probs.view(),
                                          .offsets_E1 = bounds,
                                          .dgate_up_codes_R2F = of.dgate_up.row_codes.view(),

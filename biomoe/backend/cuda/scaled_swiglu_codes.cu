@@ -1,5 +1,6 @@
 #include "biomoe/ops/scaled_swiglu_codes.h"
 
+#include "biomoe/backend/cuda/device/compact_bf16.cuh"
 #include "biomoe/backend/cuda/device/reduce.cuh"
 #include "biomoe/backend/cuda/device/swiglu.cuh"
 #include "biomoe/backend/cuda/device/tile.cuh"
@@ -37,9 +38,9 @@ __device__ __forceinline__ int64_t rows_used(const int64_t* borders, int64_t gro
   return min(borders[groups], rows);
 }
 
-// What both passes read, and the codes by row that they write: of act, and of dgate_up.
-struct Forward {
-  const bf16* gate_up;
+// What both passes take, and the codes by row that they write: of act, and of dgate_up.
+struct Pass {
+  CompactPlanes kept;  // gate and up; without data forward keeps nothing
   const float* probs;
   const int64_t* offsets;
   int64_t groups, rows, width;  // of act
@@ -47,6 +48,10 @@ struct Forward {
   uint8_t* codes;
   float* row_scales;
   int64_t row_scales_stride;
+};
+
+struct Forward : Pass {
+  const bf16* gate_up;
 };
 
 __global__ __launch_bounds__(kThreads, 4) void forward_kernel(Forward op, unsigned tiles) {
@@ -61,6 +66,7 @@ __global__ __launch_bounds__(kThreads, 4) void forward_kernel(Forward op, unsign
     gate[i] = load<8>(from + i * 2 * op.width);
     up[i] = load<8>(from + i * 2 * op.width + kInterleave);
   }
+  if (op.kept.data != nullptr) op.kept.store_four(row, tile * Tile::kVectors + Tile::vector(), gate, up);
   float amax[kRowsHeld];
 #pragma unroll
   for (int i = 0; i < kRowsHeld; ++i) {
@@ -81,7 +87,7 @@ __global__ __launch_bounds__(kThreads, 4) void forward_kernel(Forward op, unsign
   }
 }
 
-struct Backward : Forward {
+struct Backward : Pass {
   bf16* dact;
   uint8_t* column_codes;
   float* column_scales;
@@ -151,15 +157,11 @@ __global__ __launch_bounds__(kThreads, 3) void backward_kernel(Backward op, unsi
   if (first_row >= rows_used(op.offsets, op.groups, op.rows)) return;
   const int tile = static_cast<int>(blockIdx.x % tiles);
   const int64_t row = first_row + Tile::row();
-  const bf16* gate_up = op.gate_up + row * 2 * op.width + tile * 128 + Tile::gate_column(8 * Tile::vector());
   const bf16* dact = op.dact + row * op.width + tile * 64 + 8 * Tile::vector();
   Held held;
 #pragma unroll
-  for (int i = 0; i < kRowsHeld; ++i) {
-    held[kGate][i] = load<8>(gate_up + i * 2 * op.width);
-    held[kUp][i] = load<8>(gate_up + i * 2 * op.width + kInterleave);
-    held[kAct][i] = load<8, Reuse::kStream>(dact + i * op.width);
-  }
+  for (int i = 0; i < kRowsHeld; ++i) held[kAct][i] = load<8, Reuse::kStream>(dact + i * op.width);
+  op.kept.load_four(row, int64_t{tile} * Tile::kVectors + Tile::vector(), held[kGate], held[kUp]);
   const float dprob = turn_into_gradients(held, op.probs + row);
   quantize_rows(op, held, row, tile);
 
@@ -219,9 +221,9 @@ __global__ void sum_dprobs_kernel(Backward op, float* dprobs) {
 
 // Of the arguments of either pass, for act of [rows, width].
 template <typename Args>
-Forward rows_of(const Args& args, int64_t rows, int64_t width, const TensorView& codes,
-                const TensorView& row_scales) {
-  return {.gate_up = data_of<const bf16>(args.gate_up_R2F),
+Pass pass_of(const Args& args, int64_t rows, int64_t width, const TensorView& codes,
+             const TensorView& row_scales) {
+  return {.kept = {data_of<uint8_t>(args.kept_RC), rows, width},
           .probs = args.probs_R.f32(),
           .offsets = args.offsets_E1.i64(),
           .groups = args.offsets_E1.shape[0] - 1,
@@ -238,7 +240,8 @@ Forward rows_of(const Args& args, int64_t rows, int64_t width, const TensorView&
 void scaled_swiglu_codes_forward(Context& ctx, const ScaledSwigluCodesForwardArgs& args) {
   const int64_t rows = args.act_codes_RF.shape[0], width = args.act_codes_RF.shape[1];
   if (rows == 0 || width == 0) return;
-  const Forward op = rows_of(args, rows, width, args.act_codes_RF, args.act_row_scales_BR);
+  const Forward op{pass_of(args, rows, width, args.act_codes_RF, args.act_row_scales_BR),
+                   data_of<const bf16>(args.gate_up_R2F)};
   const auto tiles = static_cast<unsigned>(width / 128);
   const auto blocks = static_cast<unsigned>(ceil_div(rows, RowTile::kRows));
   forward_kernel<<<tiles * blocks, kThreads, 0, stream_of(ctx)>>>(op, tiles);
@@ -248,7 +251,7 @@ void scaled_swiglu_codes_forward(Context& ctx, const ScaledSwigluCodesForwardArg
 void scaled_swiglu_codes_backward(Context& ctx, const ScaledSwigluCodesBackwardArgs& args) {
   const int64_t rows = args.dact_RF.shape[0], width = args.dact_RF.shape[1];
   if (rows == 0 || width == 0) return;
-  const Backward op{rows_of(args, rows, width, args.dgate_up_codes_R2F, args.dgate_up_row_scales_BR),
+  const Backward op{pass_of(args, rows, width, args.dgate_up_codes_R2F, args.dgate_up_row_scales_BR),
                     data_of<bf16>(args.dact_RF),
                     data_of<uint8_t>(args.dgate_up_column_codes_2FR),
                     args.dgate_up_column_scales_B2F.f32(),

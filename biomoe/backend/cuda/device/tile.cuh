@@ -280,7 +280,7 @@ class TransposedTile {
 
   // By the whole block: the codes of the first `rows`, a multiple of 16, of the first `columns`, to
   // place(column) and what follows.
-  template <typename Place>
+  template <Reuse kReuse = Reuse::kKeep, typename Place>
   __device__ void write(int rows, int columns, const Place& place) const {
     constexpr int kStep = kTileThreads / 8;
     const int first = static_cast<int>(threadIdx.x) / 8, piece = static_cast<int>(threadIdx.x) % 8;
@@ -290,8 +290,13 @@ class TransposedTile {
       const int column = first + k * kStep, order = column / 8 * kSpread;
       const uint4 four = *reinterpret_cast<const uint4*>(&words_[column][4 * (piece ^ order / 4)]);
       if (column >= columns) return;
-      *reinterpret_cast<uint4*>(place(column) + 16 * piece) =
-          order % 4 == 0 ? four : make_uint4(four.z, four.w, four.x, four.y);
+      auto* to = reinterpret_cast<uint4*>(place(column) + 16 * piece);
+      const uint4 codes = order % 4 == 0 ? four : make_uint4(four.z, four.w, four.x, four.y);
+      if constexpr (kReuse == Reuse::kStream) {
+        __stcs(to, codes);
+      } else {
+        *to = codes;
+      }
     }
   }
 
