@@ -177,7 +177,7 @@ Ranks join(const BenchChoices& choices, BenchOptions& options) {
   Ranks ranks = start_ranks(config);
   options.device = resolved_device(config.device);
   options.num_threads = config.num_threads;
-  options.mode = resolved_expert_ffn_mode(config.expert_ffn_mode, options.device, options.model,
+  options.mode = resolved_expert_ffn_mode(config.expert_ffn_mode, options.device, options.model, options.fp8,
                                           options.portable_kernels);
   return ranks;
 }

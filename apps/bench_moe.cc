@@ -36,7 +36,8 @@ class Table {
     const std::string name(kExpertFfnChoiceNames[static_cast<size_t>(mode)]);
     nlohmann::json row;
     try {
-      options.mode = resolved_expert_ffn_mode(mode, options.device, options.model, options.portable_kernels);
+      options.mode = resolved_expert_ffn_mode(mode, options.device, options.model, options.fp8,
+                                              options.portable_kernels);
       row = bench_step(options);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kUser) throw;

@@ -42,7 +42,8 @@ void print_recipes() {
     const auto report = [&](Device device) { return recipe_report(static_cast<Fp8Recipe>(i), device); };
     const auto name = [](RecipeSupport support) { return kRecipeSupportNames[static_cast<size_t>(support)]; };
     const RecipeReport gpu = report(Device::kCuda);
-    const bool told = gpu.support == RecipeSupport::kEmulated;  // a missing GPU is told above
+    // A missing GPU is told above.
+    const bool told = gpu.support != RecipeSupport::kUnavailable && !gpu.reason.empty();
     fmt::print("{:<22} {:<12} {}{}{}\n", kFp8RecipeNames[i], name(report(Device::kCpu).support),
                name(gpu.support), told ? ": " : "", told ? gpu.reason : "");
   }

@@ -89,9 +89,12 @@ std::string describe_products(const ModelConfig& model, const Fp8StateShape& sha
   const std::string_view type = dtype_name(shape.types.activation);
   std::string text = fmt::format("{}: ", kFp8RecipeNames[static_cast<size_t>(config.fp8_recipe)]);
   const std::string start = config.rounds_initial_weights() ? "; weights begin as what codes stand for" : "";
-  if (shape.device == Device::kCpu || config.fp8_recipe != Fp8Recipe::kFloat8BlockScaling)
-    return text + fmt::format("emulated exactly, in {}", type) + start;
   const auto obstacles = native_obstacles(model, shape);
+  const bool any =
+      std::any_of(obstacles.begin(), obstacles.end(), [](const auto& why) { return why.empty(); });
+  const bool block_scaling = config.fp8_recipe == Fp8Recipe::kFloat8BlockScaling;
+  if (shape.device == Device::kCpu || (!any && !block_scaling))
+    return text + fmt::format("emulated exactly, in {}", type) + start;
   for (size_t i = 0; i < kNumProducts; ++i) {
     text += fmt::format("{}{} {}", i == 0 ? "" : "; ", kProductNames[i],
                         obstacles[i].empty()
@@ -99,6 +102,15 @@ std::string describe_products(const ModelConfig& model, const Fp8StateShape& sha
                             : fmt::format("emulated exactly in {}, since {}", type, obstacles[i]));
   }
   return text + start;
+}
+
+bool mx_experts(const ModelConfig& model, const Fp8Config& config, Device device) {
+  if (!config.enabled || config.fp8_recipe != Fp8Recipe::kMxfp8BlockScaling) return false;
+  for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
+    if (!fp8_layer(model, layer)) return false;
+  }
+  const int64_t D = model.hidden_size, F = model.intermediate_size;
+  return mx_obstacle(config, device, 2 * F, D).empty() && mx_obstacle(config, device, D, F).empty();
 }
 
 bool passes_codes(const ModelConfig& model, const Fp8StateShape& shape) {
@@ -145,11 +157,20 @@ void Fp8State::lay_out_codes(TensorAllocator& allocator, const ModelConfig& mode
   const auto weights = weight_shapes(model, shape);
   const auto obstacles = native_obstacles(model, shape);
   std::vector<ProductRows> products;
+  std::vector<MxProductShape> mx_products;
   for (size_t i = 0; i < kNumProducts; ++i) {
     if (!obstacles[i].empty()) continue;
-    products.push_back({i == kGateUp || i == kDown ? R : shape.tokens, weights[i].out, weights[i].in});
+    const auto& [experts, out, in] = weights[i];
+    const int64_t rows = i == kGateUp || i == kDown ? R : shape.tokens;
+    products.push_back({rows, out, in});
+    mx_products.push_back({rows, experts, out, in});
   }
   if (products.empty()) return;
+  if (shape.config.fp8_recipe == Fp8Recipe::kMxfp8BlockScaling) {
+    memory.mx = allocate_mx_codes(allocator, mx_products, shape.training);
+    for (size_t i = 0; i < kNumProducts; ++i) memory.mx_native[i] = obstacles[i].empty();
+    return;
+  }
   const RowCodes rows = allocate_row_codes(allocator, products, shape.training);
   CodesAndScales down_gradient = rows.gradient;
   if (shape.training && passes_codes(model, shape)) {
@@ -214,6 +235,7 @@ BlockQuantizers Fp8State::block(int64_t layer) const {
     products[i]->config = &config_;
     products[i]->memory = memory_.operands;
     if (!memory_.codes.empty()) products[i]->codes = memory_.codes.at(static_cast<size_t>(layer))[i];
+    if (memory_.mx_native[i]) products[i]->mx = {&config_, memory_.mx};
     if (!delayed()) continue;
     for (DelayedScales& scales : products[i]->delayed) {
       const bool expert = i == kGateUp || i == kDown;

@@ -61,6 +61,8 @@ class Fp8State {
   struct Memory {
     std::array<TensorView, 3> operands;
     std::vector<BlockCodes> codes;  // by layer
+    MxCodes mx;
+    std::array<bool, 4> mx_native{};  // as BlockCodes
     TensorView amax_HN, scales_N, formats_N;
   };
   static Memory lay_out(TensorAllocator& allocator, const ModelConfig& model, const Fp8StateShape& shape);
@@ -88,6 +90,10 @@ struct QuantizedWeights {
   int64_t native_active = 0;         // of all ranks, those that a token is multiplied with
 };
 QuantizedWeights quantized_weights(const ModelConfig& model, const Fp8StateShape& shape);
+
+// Whether the experts' products of every layer multiply MXFP8BlockScaling's codes on `device`. They are the
+// only ones of all experts at once that such a GPU has, and sum no squares of weight gradients.
+bool mx_experts(const ModelConfig& model, const Fp8Config& config, Device device);
 
 // Whether in such a layer what the experts' activation computes goes on as codes (see Sequential::codes_at
 // and ExpertsKeep).

@@ -95,8 +95,10 @@ ModelTables lay_out_tables(TensorAllocator& allocator, const ModelConfig& config
 
 std::vector<TensorView> lay_out_squares(TensorAllocator& allocator, const ParameterList& parameters,
                                         const ModelLimits& limits) {
-  if (!limits.training || limits.micro_batches > 1 || limits.expert_ffn_mode == ExpertFfnMode::kLoop)
+  if (!limits.training || limits.micro_batches > 1 || limits.expert_ffn_mode == ExpertFfnMode::kLoop ||
+      mx_experts(config, limits.fp8, limits.device)) {
     return {};
+  }
   std::vector<TensorView> squares(parameters.specs().size());
   for (size_t i = 0; i < squares.size(); ++i) {
     const ParamSpec& spec = parameters.specs()[i];

@@ -63,7 +63,7 @@ std::string GroupedLinear::str() const {
 std::string GroupedLinear::precision(Device device) const {
   if (!quantizer) return std::string(dtype_name(w_EOI.dtype));
   const std::string_view recipe = kFp8RecipeNames[static_cast<size_t>(quantizer.config->fp8_recipe)];
-  if (native()) return fmt::format("{} native", recipe);
+  if (native() || native_mx()) return fmt::format("{} native", recipe);
   std::string why = native_obstacle(*quantizer.config, device, out_features(), in_features());
   if (why.empty()) why = product == GroupedProduct::kLoop ? "one GEMM an expert" : "no memory for codes";
   return fmt::format("{} emulated: {}", recipe, why);
@@ -92,6 +92,11 @@ GroupedLinear::Operands GroupedLinear::dgrad_operands(Context& ctx, const Expert
 void GroupedLinear::forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, TensorView y_RO,
                             const BlockScaledCodes& codes) const {
   BM_CHECK(!codes || native(), "{}: codes of x, and products are not native", str());
+  if (native_mx()) {
+    const MxCodes mx_codes = quantizer.mx.forward(ctx, x_RI, w_EOI, rows.offsets_E1);
+    return run(ctx, Pass::kForward, *this, rows,
+               {.x_RI = x_RI, .w_EOI = w_EOI, .y_RO = y_RO, .offsets_E1 = {}, .mx_codes = mx_codes});
+  }
   const BlockScaledCodes of_x =
       !codes && native() ? quantizer.native_forward(ctx, x_RI, rows.offsets_E1) : codes;
   const auto [x, w] = of_x ? Operands{x_RI, w_EOI} : forward_operands(ctx, rows, x_RI);
@@ -103,6 +108,11 @@ void GroupedLinear::dgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO
                           const BlockScaledCodes& codes) const {
   BM_CHECK(static_cast<bool>(codes) == native(), "{}: codes of dy, expected where products are native",
            str());
+  if (native_mx()) {
+    const MxCodes mx_codes = quantizer.mx.dgrad(ctx, dy_RO, w_EOI, rows.offsets_E1);
+    return run(ctx, Pass::kDgrad, *this, rows,
+               {.x_RI = dx_RI, .w_EOI = w_EOI, .y_RO = dy_RO, .offsets_E1 = {}, .mx_codes = mx_codes});
+  }
   const auto [dy, w] = codes ? Operands{dy_RO, w_EOI} : dgrad_operands(ctx, rows, dy_RO);
   run(ctx, Pass::kDgrad, *this, rows,
       {.x_RI = dx_RI, .w_EOI = w, .y_RO = dy, .offsets_E1 = {}, .codes = codes});
@@ -112,7 +122,10 @@ void GroupedLinear::wgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO
                           bool accumulate, const ColumnScaledCodes& codes) const {
   BM_CHECK(static_cast<bool>(codes) == native(), "{}: codes by column, expected where products are native",
            str());
-  if (quantizer && !codes) {
+  MxCodes mx_codes;
+  if (native_mx()) {
+    mx_codes = quantizer.mx.wgrad(ctx, dy_RO, x_RI, rows.offsets_E1);
+  } else if (quantizer && !codes) {
     dy_RO = quantizer.rows(ctx, Operand::kGradient, true, dy_RO, rows.offsets_E1);
     x_RI = quantizer.rows(ctx, Operand::kActivation, true, x_RI, rows.offsets_E1);
   }
@@ -123,7 +136,8 @@ void GroupedLinear::wgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO
        .offsets_E1 = {},
        .accumulate = accumulate,
        .squares_P = squares_P,
-       .column_codes = codes});
+       .column_codes = codes,
+       .mx_codes = mx_codes});
 }
 
 }  // namespace biomoe

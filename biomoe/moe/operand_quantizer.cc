@@ -126,7 +126,10 @@ CodesAndScales allocate_gradient_codes(TensorAllocator& allocator, const Product
 }
 
 std::string native_obstacle(const Fp8Config& config, Device device, int64_t out, int64_t in) {
-  if (config.fp8_recipe != Fp8Recipe::kFloat8BlockScaling) return "native products are Float8BlockScaling's";
+  if (config.fp8_recipe == Fp8Recipe::kMxfp8BlockScaling) return mx_obstacle(config, device, out, in);
+  if (config.fp8_recipe != Fp8Recipe::kFloat8BlockScaling) {
+    return "native products are Float8BlockScaling's and MXFP8BlockScaling's";
+  }
   if (quantization_spec(config, Operand::kGradient, false).format != Fp8Format::kE4M3) {
     return "native products are of E4M3 alone";
   }

@@ -10,6 +10,7 @@
 
 #include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
+#include "biomoe/moe/mx_operands.h"
 #include "biomoe/ops/adamw.h"
 #include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/grouped_gemm.h"
@@ -72,7 +73,8 @@ struct OperandQuantizer {
   const Fp8Config* config = nullptr;       // null: operands stay as they are
   std::array<DelayedScales, 3> delayed{};  // by Operand; DelayedScaling only
   std::array<TensorView, 3> memory{};      // by Operand: flat, of the type computed in, for a whole operand
-  LayerCodes codes{};                      // present: the products of rows and weights are native
+  LayerCodes codes{};  // present: the products of rows and weights are native, in Float8BlockScaling
+  MxOperands mx{};     // present: they are native in MXFP8BlockScaling
   explicit operator bool() const { return config != nullptr; }
 
   // x, in groups of rows [offsets[g], offsets[g + 1]), for a product that sums over its columns or its rows.

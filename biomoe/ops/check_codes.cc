@@ -38,10 +38,8 @@ void check_column_codes(const char* op, Device device, const ColumnScaledCodes& 
   check_tensor(op, "scales of x", codes.x_scales_BI, DType::kF32, Shape{blocks, w[2]});
 }
 
-void check_mx_codes(const char* op, Device device, const MxCodes& codes, MxProduct product, int64_t rows,
-                    const Shape& w) {
+void check_mx_codes(const char* op, const MxCodes& codes, MxProduct product, int64_t rows, const Shape& w) {
   if (!codes) return;
-  BM_CHECK(device != Device::kCpu, "{}: the CPU multiplies no codes", op);
   const int64_t experts = w[0], out = w[1], in = w[2];
   BM_CHECK(out % MxScaleLayout::kBlock == 0 && in % MxScaleLayout::kBlock == 0,
            "{}: MX codes of weights {}, expected widths that are multiples of {}", op, w.str(),

@@ -7,7 +7,7 @@
 namespace biomoe {
 namespace {
 
-void check_mx_operands(const char* op, Device device, const GemmArgs& args) {
+void check_mx_operands(const char* op, const GemmArgs& args) {
   if (!args.mx_codes) return;
   BM_CHECK(!args.codes && !args.column_codes && !(args.transpose_a && args.transpose_b),
            "{}: MX codes beside others, or in a product of two transposes", op);
@@ -15,7 +15,7 @@ void check_mx_operands(const char* op, Device device, const GemmArgs& args) {
   const MxProduct product = args.transpose_a   ? MxProduct::kWgrad
                             : args.transpose_b ? MxProduct::kForward
                                                : MxProduct::kDgrad;
-  check_mx_codes(op, device, args.mx_codes, product, a[0],
+  check_mx_codes(op, args.mx_codes, product, a[0],
                  args.transpose_a ? Shape{1, a[1], b[1]} : Shape{1, b[0], b[1]});
 }
 
@@ -49,7 +49,7 @@ void gemm(Context& ctx, const GemmArgs& args) {
                args.transpose_b ? Shape{columns, inner} : Shape{inner, columns}, Layout::kRows);
   check_tensor(kOp, "c", args.c, args.c.dtype, Shape{rows, columns}, Layout::kRows);
   check_operand_codes(kOp, ctx.device, args);
-  check_mx_operands(kOp, ctx.device, args);
+  check_mx_operands(kOp, args);
   BIOMOE_RUN_ON_DEVICE(gemm, ctx, args);
 }
 

@@ -30,7 +30,7 @@ void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
   constexpr const char* kOp = "grouped_gemm_forward";
   check(kOp, ctx.device, args, static_cast<bool>(args.codes), false);
   check_codes(kOp, ctx.device, args.codes, args.x_RI.shape[0], args.w_EOI.shape, false);
-  check_mx_codes(kOp, ctx.device, args.mx_codes, MxProduct::kForward, args.x_RI.shape[0], args.w_EOI.shape);
+  check_mx_codes(kOp, args.mx_codes, MxProduct::kForward, args.x_RI.shape[0], args.w_EOI.shape);
   BIOMOE_RUN_ON_DEVICE(grouped_gemm_forward, ctx, args);
 }
 
@@ -38,7 +38,7 @@ void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
   constexpr const char* kOp = "grouped_gemm_dgrad";
   check(kOp, ctx.device, args, false, static_cast<bool>(args.codes));
   check_codes(kOp, ctx.device, args.codes, args.x_RI.shape[0], args.w_EOI.shape, true);
-  check_mx_codes(kOp, ctx.device, args.mx_codes, MxProduct::kDgrad, args.x_RI.shape[0], args.w_EOI.shape);
+  check_mx_codes(kOp, args.mx_codes, MxProduct::kDgrad, args.x_RI.shape[0], args.w_EOI.shape);
   BIOMOE_RUN_ON_DEVICE(grouped_gemm_dgrad, ctx, args);
 }
 
@@ -48,7 +48,7 @@ void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
   check(kOp, ctx.device, args, in_codes, in_codes);
   BM_CHECK(!args.codes, "{}: sums over rows, whose codes are column_codes", kOp);
   check_column_codes(kOp, ctx.device, args.column_codes, args.x_RI.shape[0], args.w_EOI.shape);
-  check_mx_codes(kOp, ctx.device, args.mx_codes, MxProduct::kWgrad, args.x_RI.shape[0], args.w_EOI.shape);
+  check_mx_codes(kOp, args.mx_codes, MxProduct::kWgrad, args.x_RI.shape[0], args.w_EOI.shape);
   BM_CHECK(!args.mx_codes || !args.squares_P, "{}: no sums of squares with MX codes", kOp);
   if (args.squares_P) {
     const Shape& w = args.w_EOI.shape;

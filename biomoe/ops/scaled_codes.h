@@ -36,8 +36,9 @@ struct ColumnScaledCodes {
 };
 
 // The operands of d = a b^T as E4M3 codes of recipe MXFP8BlockScaling, on a GPU of compute capability 10.0,
-// in blocks of 32 along the sum, which is contiguous in both, with E8M0 scales as quantize() writes them to
-// mx_scales_S. Built, not yet run on such a GPU. Widths are multiples of 32. Sums are FP32.
+// or as a reference for it on the CPU, in blocks of 32 along the sum, which is contiguous in both, with E8M0
+// scales as quantize() writes them to mx_scales_S. Built, not yet run on such a GPU. Widths are multiples
+// of 32. Sums are FP32.
 //   forward              a: x [R, in], row-wise      b: w [E, out, in], row-wise
 //   activation gradient  a: dy [R, out], row-wise    b: w^T [E, in, out], column-wise and transposed
 //   weight gradient      a: dy^T [out, R]            b: x^T [in, R], both column-wise and transposed

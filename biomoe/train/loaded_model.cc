@@ -136,12 +136,13 @@ LoadedModel load_model(const fs::path& path, const LoadOptions& options) {
   Vocabulary vocabulary = open_vocabulary(opened);
   const Device device = resolved_device(options.device);
   auto model = std::make_unique<Model>(
-      config, ModelLimits{.max_tokens = data.token_micro_batch_size,
-                          .max_seqlen = data.max_seq_length,
-                          .num_threads = resolved_threads(options.num_threads),
-                          .training = false,
-                          .expert_ffn_mode = resolved_expert_ffn_mode(ExpertFfnChoice::kAuto, device, config),
-                          .device = device});
+      config,
+      ModelLimits{.max_tokens = data.token_micro_batch_size,
+                  .max_seqlen = data.max_seq_length,
+                  .num_threads = resolved_threads(options.num_threads),
+                  .training = false,
+                  .expert_ffn_mode = resolved_expert_ffn_mode(ExpertFfnChoice::kAuto, device, config, {}),
+                  .device = device});
   load_weights(opened, *model);
   return {std::move(model), std::move(vocabulary), data, opened.path, opened.step};
 }

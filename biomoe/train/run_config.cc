@@ -9,6 +9,7 @@
 #include "biomoe/core/error.h"
 #include "biomoe/data/dataset.h"
 #include "biomoe/model/compute_types.h"
+#include "biomoe/model/fp8_state.h"
 #include "biomoe/moe/sequential.h"
 #include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/device.h"
@@ -106,17 +107,19 @@ int target_capability(Device device) {
 }
 
 ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, const ModelConfig& model,
-                                       bool portable_kernels) {
+                                       const Fp8Config& fp8, bool portable_kernels) {
   const int capability = target_capability(device);
   const bool hopper = capability == kTunedCapability && !portable_kernels;
+  const bool mx = !portable_kernels && mx_experts(model, fp8, device);
   const std::string obstacle = fused_mlp_device_obstacle(
       capability, model.intermediate_size, compute_types(device, model, false).gate_up_interleave);
   const auto mode = [&] {
     if (choice != ExpertFfnChoice::kAuto) return static_cast<ExpertFfnMode>(static_cast<int>(choice) - 1);
-    if (device == Device::kCuda && !hopper) return ExpertFfnMode::kLoop;
+    if (device == Device::kCuda && !hopper) return mx ? ExpertFfnMode::kGroupedLinear : ExpertFfnMode::kLoop;
     return obstacle.empty() ? ExpertFfnMode::kFusedGroupedMlp : ExpertFfnMode::kGroupedLinear;
   }();
-  if (device == Device::kCuda && mode != ExpertFfnMode::kLoop && !hopper) {
+  if (device == Device::kCuda && mode != ExpertFfnMode::kLoop && !hopper &&
+      !(mx && mode == ExpertFfnMode::kGroupedLinear)) {
     throw user_error("expert_ffn_mode={}: {}; set expert_ffn_mode=loop or auto",
                      kExpertFfnModeNames[static_cast<size_t>(mode)],
                      portable_kernels
@@ -167,7 +170,8 @@ void require_supported(const RunConfig& config, Device device, const MeshSize& m
     throw user_error("optimizer_states={} needs device=cuda: on the CPU all states are fp32",
                      kOptimizerStatesNames[static_cast<size_t>(config.optimizer_states)]);
   }
-  resolved_expert_ffn_mode(config.expert_ffn_mode, device, config.model, config.portable_kernels);
+  resolved_expert_ffn_mode(config.expert_ffn_mode, device, config.model, config.fp8_config,
+                           config.portable_kernels);
   resolved_fp8_config(config.fp8_config, device);
 }
 

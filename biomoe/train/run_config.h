@@ -197,7 +197,7 @@ int target_capability(Device device);
 // How the experts run there (see target_capability), with or without portable_kernels. Throws user_error when
 // it cannot run them as asked.
 ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, const ModelConfig& model,
-                                       bool portable_kernels = false);
+                                       const Fp8Config& fp8, bool portable_kernels = false);
 
 // Throws user_error, naming the key, for what a run on this device and over this mesh cannot do: a width of
 // heads, an optimizer_states, an expert_ffn_mode or an fp8_config that the device lacks, init_from where

@@ -89,7 +89,7 @@ double run_selftest(const SelftestCase& test, Device device, int num_threads) {
   limits.device = device;
   limits.fp8 = resolved_fp8_config(test.fp8, device);
   const ModelConfig config = selftest_model();
-  limits.expert_ffn_mode = resolved_expert_ffn_mode(ExpertFfnChoice::kAuto, device, config);
+  limits.expert_ffn_mode = resolved_expert_ffn_mode(ExpertFfnChoice::kAuto, device, config, limits.fp8);
   Model model(config, limits);
   Optimizer optimizer(model.parameters(), {}, {.device = device, .states = OptimizerStates::kFp32});
   ModelImage image(model, &optimizer);
@@ -128,7 +128,7 @@ RecipeReport recipe_report(Fp8Recipe recipe, const DeviceInfo& gpu) {
       if (gpu.compute_capability == 90) return {RecipeSupport::kNative, ""};
       return emulated("its native products are of compute capability 9.0, " + here);
     case Fp8Recipe::kMxfp8BlockScaling:
-      if (gpu.mx_products) return emulated("training does not call the products of its codes yet");
+      if (gpu.mx_products) return {RecipeSupport::kNative, "built, not yet run"};
       if (gpu.compute_capability == 100)
         return emulated("its native products need a build with BIOMOE_SM100=ON");
       return emulated("its native products are of compute capability 10.0 (built, not yet run), " + here);

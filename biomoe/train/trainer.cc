@@ -84,8 +84,8 @@ ModelLimits planned_limits(const RunConfig& config, bool training, Device device
           .num_threads = resolved_threads(config.num_threads),
           .training = training,
           .recompute_layers = config.recompute_layers,
-          .expert_ffn_mode =
-              resolved_expert_ffn_mode(config.expert_ffn_mode, device, config.model, config.portable_kernels),
+          .expert_ffn_mode = resolved_expert_ffn_mode(config.expert_ffn_mode, device, config.model,
+                                                      config.fp8_config, config.portable_kernels),
           .device = device,
           .micro_batches = config.grad_acc_steps,
           .deterministic = config.deterministic,

@@ -21,14 +21,15 @@ ModelConfig native_config() {
 
 struct NativeRun {
   explicit NativeRun(bool emulate, int64_t micro_batches = 1, bool record = false,
-                     ExpertFfnMode mode = ExpertFfnMode::kFusedGroupedMlp) {
+                     ExpertFfnMode mode = ExpertFfnMode::kFusedGroupedMlp,
+                     Fp8Recipe recipe = Fp8Recipe::kFloat8BlockScaling) {
     ModelLimits limits = small_limits();
     limits.device = Device::kCuda;
     limits.expert_ffn_mode = mode;
     limits.micro_batches = micro_batches;
     limits.deterministic = true;
     limits.fp8.enabled = true;
-    limits.fp8.fp8_recipe = Fp8Recipe::kFloat8BlockScaling;
+    limits.fp8.fp8_recipe = recipe;
     limits.fp8.fp8_recipe_kwargs.emulate = emulate;
     model = std::make_unique<Model>(native_config(), limits);
     optimizer = std::make_unique<Optimizer>(model->parameters(), AdamwConfig{},
@@ -100,7 +101,8 @@ TEST_F(CudaNativeFp8, FollowsTheEmulation) {
   }
 }
 
-// The same codes go into the same products; only the probabilities' gradients are summed in another order.
+// The same codes go into the same products, but for what is kept of gate and up in fewer bits; the
+// probabilities' gradients are summed in another order.
 TEST_F(CudaNativeFp8, FusedProductsAreThoseThatAreNotFused) {
   NativeRun fused(false), apart(false, 1, false, ExpertFfnMode::kGroupedLinear);
   for (int step = 0; step < 4; ++step) {
@@ -108,6 +110,28 @@ TEST_F(CudaNativeFp8, FusedProductsAreThoseThatAreNotFused) {
     const StepResult got = fused.step({batches_.data(), 1}), want = apart.step({batches_.data(), 1});
     EXPECT_EQ(got.lm_loss, want.lm_loss) << "step " << step;
     EXPECT_NEAR(got.grad_norm, want.grad_norm, 1e-3 * want.grad_norm) << "step " << step;
+  }
+}
+
+// Where experts' products are of MX codes there are no others of all experts at once: the emulation is a
+// loop.
+TEST(CudaNativeMxfp8, FollowsTheEmulation) {
+  BIOMOE_REQUIRE_GPU();
+  if (!device_info(Device::kCuda).mx_products) {
+    GTEST_SKIP() << "products of MX codes need compute capability 10.0 and BIOMOE_SM100=ON";
+  }
+  constexpr Fp8Recipe kRecipe = Fp8Recipe::kMxfp8BlockScaling;
+  const std::vector<Batch> batches{random_batch(native_config(), {130, 1, 64, 205}, 7)};
+  for (const bool record : {false, true}) {
+    NativeRun native(false, 1, record, ExpertFfnMode::kGroupedLinear, kRecipe);
+    NativeRun emulated(true, 1, record, ExpertFfnMode::kLoop, kRecipe);
+    EXPECT_THAT(native.model->fp8_state().describe(), HasSubstr("gate and up native; down native"));
+    for (int step = 0; step < 6; ++step) {
+      emulated.take_weights(native);
+      const StepResult got = native.step(batches), want = emulated.step(batches);
+      EXPECT_NEAR(got.lm_loss, want.lm_loss, 1e-2) << "step " << step;
+      EXPECT_NEAR(got.grad_norm, want.grad_norm, 5e-2 * want.grad_norm) << "step " << step;
+    }
   }
 }
 

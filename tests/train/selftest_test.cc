@@ -37,12 +37,14 @@ TEST(RecipeReport, TellsWhyARecipeIsNotNative) {
       << ampere.reason;
   for (const auto& [capability, built, part] :
        {std::tuple{90, false, "10.0 (built, not yet run), this GPU has 9.0"},
-        std::tuple{103, false, "this GPU has 10.3"}, std::tuple{100, false, "BIOMOE_SM100=ON"},
-        std::tuple{100, true, "training does not call"}}) {
+        std::tuple{103, false, "this GPU has 10.3"}, std::tuple{100, false, "BIOMOE_SM100=ON"}}) {
     const RecipeReport mx = report(Fp8Recipe::kMxfp8BlockScaling, capability, built);
     EXPECT_EQ(mx.support, RecipeSupport::kEmulated);
     EXPECT_NE(mx.reason.find(part), std::string::npos) << mx.reason;
   }
+  const RecipeReport blackwell = report(Fp8Recipe::kMxfp8BlockScaling, 100, true);
+  EXPECT_EQ(blackwell.support, RecipeSupport::kNative);
+  EXPECT_EQ(blackwell.reason, "built, not yet run");
   for (const Fp8Recipe recipe : {Fp8Recipe::kFloat8CurrentScaling, Fp8Recipe::kDelayedScaling}) {
     EXPECT_EQ(report(recipe, 90, false).reason, "no native products");
   }

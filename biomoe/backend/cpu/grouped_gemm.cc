@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "biomoe/backend/cpu/mx_products.h"
 #include "biomoe/backend/cpu/parallel.h"
 #include "biomoe/backend/cpu/scaled_swiglu_rows.h"
 #include "biomoe/backend/cpu/sgemm.h"
@@ -123,17 +124,33 @@ auto dgrad_products(const GroupedGemmArgs& args) {
   };
 }
 
+// The product of what MX codes stand for.
+void run_decoded(Context& ctx, const GroupedGemmArgs& args, MxProduct product,
+                 void (*run)(Context&, const GroupedGemmArgs&)) {
+  DecodedMx decoded = decode_mx(args.mx_codes, product, args.x_RI.shape[0], args.w_EOI.shape);
+  GroupedGemmArgs plain = args;
+  plain.mx_codes = {};
+  TensorView& a = product == MxProduct::kForward ? plain.x_RI : plain.y_RO;
+  TensorView& b = product == MxProduct::kWgrad ? plain.x_RI : plain.w_EOI;
+  a = TensorView(decoded.a.data(), DType::kF32, a.shape);
+  b = TensorView(decoded.b.data(), DType::kF32, b.shape);
+  run(ctx, plain);
+}
+
 }  // namespace
 
 void grouped_gemm_forward(Context& ctx, const GroupedGemmArgs& args) {
+  if (args.mx_codes) return run_decoded(ctx, args, MxProduct::kForward, grouped_gemm_forward);
   run_experts(ctx, args, forward_products(args));
 }
 
 void grouped_gemm_dgrad(Context& ctx, const GroupedGemmArgs& args) {
+  if (args.mx_codes) return run_decoded(ctx, args, MxProduct::kDgrad, grouped_gemm_dgrad);
   run_experts(ctx, args, dgrad_products(args));
 }
 
 void grouped_gemm_wgrad(Context& ctx, const GroupedGemmArgs& args) {
+  if (args.mx_codes) return run_decoded(ctx, args, MxProduct::kWgrad, grouped_gemm_wgrad);
   run_experts(ctx, args, [&](int64_t index) {
     const Expert e(args, index);
     return ExpertProduct{{.data = e.w,

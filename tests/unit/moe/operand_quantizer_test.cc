@@ -135,6 +135,10 @@ TEST(NativeProducts, SayWhatStandsInTheirWay) {
   EXPECT_NE(why(Device::kCuda, 256, 384).find("E4M3"), std::string::npos);
   config.fp8_format = Fp8FormatChoice::kAuto;
   config.fp8_recipe = Fp8Recipe::kMxfp8BlockScaling;
+  EXPECT_NE(why(Device::kCpu, 256, 384).find("CPU"), std::string::npos);
+  config.fp8_recipe_kwargs.emulate = true;
+  EXPECT_NE(why(Device::kCuda, 256, 384).find("emulate"), std::string::npos);
+  config.fp8_recipe = Fp8Recipe::kFloat8CurrentScaling;
   EXPECT_NE(why(Device::kCuda, 256, 384).find("Float8BlockScaling"), std::string::npos);
 }
 
