@@ -57,7 +57,7 @@ Model::Model(const ModelConfig& config, const ModelLimits& limits)
                  .portable_kernels = limits.portable_kernels};
   weights_A_ = persistent_.tensor(types_.activation, {parameters_.held_elements()});
   if (limits.training) gradients_A_ = persistent_.tensor(types_.gradient, {parameters_.held_elements()});
-  gradient_squares_ = lay_out_squares(persistent_, parameters_, limits);
+  gradient_squares_ = lay_out_squares(persistent_, config, parameters_, limits);
   split_ = expert_split(limits);
   if (split_.shared_memory && split_.comm) {
     peers_ = std::make_unique<PeerExchange>(ctx_, moe_shape(config, types_, split_));

@@ -93,8 +93,8 @@ ModelTables lay_out_tables(TensorAllocator& allocator, const ModelConfig& config
   return {.cos_SK2 = allocator.tensor(DType::kF32, shape), .sin_SK2 = allocator.tensor(DType::kF32, shape)};
 }
 
-std::vector<TensorView> lay_out_squares(TensorAllocator& allocator, const ParameterList& parameters,
-                                        const ModelLimits& limits) {
+std::vector<TensorView> lay_out_squares(TensorAllocator& allocator, const ModelConfig& config,
+                                        const ParameterList& parameters, const ModelLimits& limits) {
   if (!limits.training || limits.micro_batches > 1 || limits.expert_ffn_mode == ExpertFfnMode::kLoop ||
       mx_experts(config, limits.fp8, limits.device)) {
     return {};
@@ -148,7 +148,8 @@ size_t table_bytes(const ModelConfig& config, const ModelLimits& limits) {
 
 size_t squares_bytes(const ModelConfig& config, const ModelLimits& limits) {
   const ParameterList parameters(config, limits.place);
-  return planned_bytes([&](TensorAllocator& planner) { lay_out_squares(planner, parameters, limits); });
+  return planned_bytes(
+      [&](TensorAllocator& planner) { lay_out_squares(planner, config, parameters, limits); });
 }
 
 size_t exchange_bytes(const ModelConfig& config) {

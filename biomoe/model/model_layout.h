@@ -32,8 +32,8 @@ void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, 
 ModelTables lay_out_tables(TensorAllocator& allocator, const ModelConfig& config, const ModelLimits& limits);
 // Sums of squares of the experts' gradients, one view a parameter; none at all where gradients are sums of
 // several micro-batches' or each expert's is made by itself.
-std::vector<TensorView> lay_out_squares(TensorAllocator& allocator, const ParameterList& parameters,
-                                        const ModelLimits& limits);
+std::vector<TensorView> lay_out_squares(TensorAllocator& allocator, const ModelConfig& config,
+                                        const ParameterList& parameters, const ModelLimits& limits);
 ModelExchange lay_out_exchange(TensorAllocator& allocator, const ModelConfig& config);
 DeviceBatch lay_out_batch(TensorAllocator& allocator, int64_t tokens, int64_t cu_seqlens);
 // Room for the ends of so many sequences, of no tokens too, padded to a power of two.
