@@ -73,7 +73,9 @@ MoeSaved allocate_moe_saved(TensorAllocator& allocator, const MoeShape& shape, i
     saved.act_RF = allocator.tensor(shape.type, {rows, shape.expert_width});
   }
   if (keep.compact) {
-    saved.kept_RC = allocator.tensor(DType::kU8, {rows, CompactLayout::row_bytes(shape.expert_width)});
+    const Shape kept{rows, CompactLayout::row_bytes(shape.expert_width)};
+    saved.kept_RC = keep.values ? TensorView(saved.gate_up_R2F.data, DType::kU8, kept)
+                                : allocator.tensor(DType::kU8, kept);
   }
   return saved;
 }

@@ -100,7 +100,8 @@ struct MoeSaved {
   TensorView kept_RC;      // u8: SequentialMemory::kept
 };
 // What is kept of experts from forward to backward, by the layers that have this memory: the values between
-// their products, or where codes are passed on (see Sequential::codes_at) gate and up in fewer bits.
+// their products, or where codes are passed on (see Sequential::codes_at) gate and up in fewer bits. Where
+// there are layers of both kinds, which have the memory in turn, the latter lie in that of the former.
 struct ExpertsKeep {
   bool values = true;
   bool compact = false;
