@@ -33,8 +33,8 @@ void project(Context& ctx, const OperandQuantizer& quantizer, TensorView x, Tens
   GemmArgs args{.a = x, .b = w, .c = y, .transpose_b = true};
   if (quantizer.native(x.shape[0])) {
     args.codes = quantizer.native_forward(ctx, x, {});
-  } else if (quantizer.mx.of_rows(x.shape[0])) {
-    args.mx_codes = quantizer.mx.forward(ctx, x, w, {});
+  } else if (quantizer.native_mx(x.shape[0])) {
+    args.mx_codes = quantizer.mx_forward(ctx, x, w, {});
   } else if (quantizer) {
     args.a = quantizer.matrix(ctx, Operand::kActivation, false, x);
     args.b = quantizer.matrix(ctx, Operand::kWeight, false, w);
@@ -50,20 +50,20 @@ void project_backward(Context& ctx, const OperandQuantizer& quantizer, TensorVie
                       TensorView dx, bool accumulate) {
   GemmArgs wgrad{.a = dy, .b = of.x, .c = of.dw, .transpose_a = true, .accumulate = accumulate};
   GemmArgs dgrad{.a = dy, .b = of.w, .c = dx};
-  const bool native = quantizer.native(dy.shape[0]), mx = quantizer.mx.of_rows(dy.shape[0]);
+  const bool native = quantizer.native(dy.shape[0]), mx = quantizer.native_mx(dy.shape[0]);
   if (native) {
     const auto codes = quantizer.native_backward(ctx, dy, of.x, {});
     wgrad.column_codes = codes.wgrad;
     dgrad.codes = codes.dgrad;
   } else if (mx) {
-    wgrad.mx_codes = quantizer.mx.wgrad(ctx, dy, of.x, {});
+    wgrad.mx_codes = quantizer.mx_wgrad(ctx, dy, of.x, {});
   } else if (quantizer) {
     wgrad.a = quantizer.matrix(ctx, Operand::kGradient, true, dy);
     wgrad.b = quantizer.matrix(ctx, Operand::kActivation, true, of.x);
   }
   gemm(ctx, wgrad);
   if (mx) {
-    dgrad.mx_codes = quantizer.mx.dgrad(ctx, dy, of.w, {});
+    dgrad.mx_codes = quantizer.mx_dgrad(ctx, dy, of.w, {});
   } else if (quantizer && !native) {  // in the memory that wgrad's operands had
     dgrad.a = quantizer.matrix(ctx, Operand::kGradient, false, dy);
     dgrad.b = quantizer.matrix(ctx, Operand::kWeight, true, of.w);

@@ -110,7 +110,7 @@ bool mx_experts(const ModelConfig& model, const Fp8Config& config, Device device
     if (!fp8_layer(model, layer)) return false;
   }
   const int64_t D = model.hidden_size, F = model.intermediate_size;
-  return mx_obstacle(config, device, 2 * F, D).empty() && mx_obstacle(config, device, D, F).empty();
+  return native_obstacle(config, device, 2 * F, D).empty() && native_obstacle(config, device, D, F).empty();
 }
 
 bool passes_codes(const ModelConfig& model, const Fp8StateShape& shape) {
@@ -157,18 +157,18 @@ void Fp8State::lay_out_codes(TensorAllocator& allocator, const ModelConfig& mode
   const auto weights = weight_shapes(model, shape);
   const auto obstacles = native_obstacles(model, shape);
   std::vector<ProductRows> products;
-  std::vector<MxProductShape> mx_products;
   for (size_t i = 0; i < kNumProducts; ++i) {
     if (!obstacles[i].empty()) continue;
     const auto& [experts, out, in] = weights[i];
     const int64_t rows = i == kGateUp || i == kDown ? R : shape.tokens;
-    products.push_back({rows, out, in});
-    mx_products.push_back({rows, experts, out, in});
+    products.push_back({rows, out, in, experts});
   }
   if (products.empty()) return;
   if (shape.config.fp8_recipe == Fp8Recipe::kMxfp8BlockScaling) {
-    memory.mx = allocate_mx_codes(allocator, mx_products, shape.training);
-    for (size_t i = 0; i < kNumProducts; ++i) memory.mx_native[i] = obstacles[i].empty();
+    const MxCodes mx = allocate_mx_codes(allocator, products, shape.training);
+    for (size_t i = 0; i < kNumProducts; ++i) {
+      if (obstacles[i].empty()) memory.mx[i] = mx;
+    }
     return;
   }
   const RowCodes rows = allocate_row_codes(allocator, products, shape.training);
@@ -235,7 +235,7 @@ BlockQuantizers Fp8State::block(int64_t layer) const {
     products[i]->config = &config_;
     products[i]->memory = memory_.operands;
     if (!memory_.codes.empty()) products[i]->codes = memory_.codes.at(static_cast<size_t>(layer))[i];
-    if (memory_.mx_native[i]) products[i]->mx = {&config_, memory_.mx};
+    products[i]->mx = memory_.mx[i];
     if (!delayed()) continue;
     for (DelayedScales& scales : products[i]->delayed) {
       const bool expert = i == kGateUp || i == kDown;

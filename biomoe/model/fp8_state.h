@@ -61,8 +61,7 @@ class Fp8State {
   struct Memory {
     std::array<TensorView, 3> operands;
     std::vector<BlockCodes> codes;  // by layer
-    MxCodes mx;
-    std::array<bool, 4> mx_native{};  // as BlockCodes
+    std::array<MxCodes, 4> mx;      // as BlockCodes: the memory of all, absent for those that are emulated
     TensorView amax_HN, scales_N, formats_N;
   };
   static Memory lay_out(TensorAllocator& allocator, const ModelConfig& model, const Fp8StateShape& shape);

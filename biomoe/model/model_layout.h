@@ -31,7 +31,7 @@ void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, 
                          Activations& act);
 ModelTables lay_out_tables(TensorAllocator& allocator, const ModelConfig& config, const ModelLimits& limits);
 // Sums of squares of the experts' gradients, one view a parameter; none at all where gradients are sums of
-// several micro-batches' or each expert's is made by itself.
+// several micro-batches', each expert's is made by itself, or their products are of MX codes.
 std::vector<TensorView> lay_out_squares(TensorAllocator& allocator, const ModelConfig& config,
                                         const ParameterList& parameters, const ModelLimits& limits);
 ModelExchange lay_out_exchange(TensorAllocator& allocator, const ModelConfig& config);

@@ -92,40 +92,30 @@ GroupedLinear::Operands GroupedLinear::dgrad_operands(Context& ctx, const Expert
 void GroupedLinear::forward(Context& ctx, const ExpertRows& rows, TensorView x_RI, TensorView y_RO,
                             const BlockScaledCodes& codes) const {
   BM_CHECK(!codes || native(), "{}: codes of x, and products are not native", str());
-  if (native_mx()) {
-    const MxCodes mx_codes = quantizer.mx.forward(ctx, x_RI, w_EOI, rows.offsets_E1);
-    return run(ctx, Pass::kForward, *this, rows,
-               {.x_RI = x_RI, .w_EOI = w_EOI, .y_RO = y_RO, .offsets_E1 = {}, .mx_codes = mx_codes});
-  }
   const BlockScaledCodes of_x =
       !codes && native() ? quantizer.native_forward(ctx, x_RI, rows.offsets_E1) : codes;
-  const auto [x, w] = of_x ? Operands{x_RI, w_EOI} : forward_operands(ctx, rows, x_RI);
+  const MxCodes mx = native_mx() ? quantizer.mx_forward(ctx, x_RI, w_EOI, rows.offsets_E1) : MxCodes();
+  const auto [x, w] = of_x || mx ? Operands{x_RI, w_EOI} : forward_operands(ctx, rows, x_RI);
   run(ctx, Pass::kForward, *this, rows,
-      {.x_RI = x, .w_EOI = w, .y_RO = y_RO, .offsets_E1 = {}, .codes = of_x});
+      {.x_RI = x, .w_EOI = w, .y_RO = y_RO, .offsets_E1 = {}, .codes = of_x, .mx_codes = mx});
 }
 
 void GroupedLinear::dgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView dx_RI,
                           const BlockScaledCodes& codes) const {
   BM_CHECK(static_cast<bool>(codes) == native(), "{}: codes of dy, expected where products are native",
            str());
-  if (native_mx()) {
-    const MxCodes mx_codes = quantizer.mx.dgrad(ctx, dy_RO, w_EOI, rows.offsets_E1);
-    return run(ctx, Pass::kDgrad, *this, rows,
-               {.x_RI = dx_RI, .w_EOI = w_EOI, .y_RO = dy_RO, .offsets_E1 = {}, .mx_codes = mx_codes});
-  }
-  const auto [dy, w] = codes ? Operands{dy_RO, w_EOI} : dgrad_operands(ctx, rows, dy_RO);
+  const MxCodes mx = native_mx() ? quantizer.mx_dgrad(ctx, dy_RO, w_EOI, rows.offsets_E1) : MxCodes();
+  const auto [dy, w] = codes || mx ? Operands{dy_RO, w_EOI} : dgrad_operands(ctx, rows, dy_RO);
   run(ctx, Pass::kDgrad, *this, rows,
-      {.x_RI = dx_RI, .w_EOI = w, .y_RO = dy, .offsets_E1 = {}, .codes = codes});
+      {.x_RI = dx_RI, .w_EOI = w, .y_RO = dy, .offsets_E1 = {}, .codes = codes, .mx_codes = mx});
 }
 
 void GroupedLinear::wgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO, TensorView x_RI,
                           bool accumulate, const ColumnScaledCodes& codes) const {
   BM_CHECK(static_cast<bool>(codes) == native(), "{}: codes by column, expected where products are native",
            str());
-  MxCodes mx_codes;
-  if (native_mx()) {
-    mx_codes = quantizer.mx.wgrad(ctx, dy_RO, x_RI, rows.offsets_E1);
-  } else if (quantizer && !codes) {
+  const MxCodes mx = native_mx() ? quantizer.mx_wgrad(ctx, dy_RO, x_RI, rows.offsets_E1) : MxCodes();
+  if (quantizer && !codes && !mx) {
     dy_RO = quantizer.rows(ctx, Operand::kGradient, true, dy_RO, rows.offsets_E1);
     x_RI = quantizer.rows(ctx, Operand::kActivation, true, x_RI, rows.offsets_E1);
   }
@@ -137,7 +127,7 @@ void GroupedLinear::wgrad(Context& ctx, const ExpertRows& rows, TensorView dy_RO
        .accumulate = accumulate,
        .squares_P = squares_P,
        .column_codes = codes,
-       .mx_codes = mx_codes});
+       .mx_codes = mx});
 }
 
 }  // namespace biomoe

@@ -27,7 +27,7 @@ struct GroupedLinear {
   int64_t num_experts() const { return w_EOI.shape[0]; }
   int64_t out_features() const { return w_EOI.shape[1]; }
   int64_t in_features() const { return w_EOI.shape[2]; }
-  // Codes are multiplied, of Float8BlockScaling or of MXFP8BlockScaling.
+  // Codes are multiplied, those of Float8BlockScaling, or of MXFP8BlockScaling.
   bool native() const { return quantizer.codes && product == GroupedProduct::kGrouped; }
   bool native_mx() const { return quantizer.mx && product == GroupedProduct::kGrouped; }
   std::string str() const;  // "GroupedLinear(8 experts, 64 -> 256)"

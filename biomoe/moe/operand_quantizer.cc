@@ -6,19 +6,14 @@
 
 #include "biomoe/core/arena.h"
 #include "biomoe/core/error.h"
+#include "biomoe/moe/operand_args.h"
 #include "biomoe/ops/cuda_sizes.h"
-#include "biomoe/ops/quantize.h"
+#include "biomoe/ops/device.h"
 #include "biomoe/ops/scaled_swiglu_codes.h"
+#include "biomoe/quant/mx_scale_layout.h"
 
 namespace biomoe {
 namespace {
-
-void set_operand(QuantizeArgs& args, const QuantizationSpec& spec, TensorView x_RC) {
-  args.x_RC = x_RC;
-  args.format = spec.format;
-  args.rule = spec.rule;
-  args.block = spec.block;
-}
 
 // `groups` says how the rows of x are grouped.
 TensorView quantized(Context& ctx, const OperandQuantizer& quantizer, Operand operand, bool sums_over_rows,
@@ -126,8 +121,8 @@ CodesAndScales allocate_gradient_codes(TensorAllocator& allocator, const Product
 }
 
 std::string native_obstacle(const Fp8Config& config, Device device, int64_t out, int64_t in) {
-  if (config.fp8_recipe == Fp8Recipe::kMxfp8BlockScaling) return mx_obstacle(config, device, out, in);
-  if (config.fp8_recipe != Fp8Recipe::kFloat8BlockScaling) {
+  const bool mx = config.fp8_recipe == Fp8Recipe::kMxfp8BlockScaling;
+  if (!mx && config.fp8_recipe != Fp8Recipe::kFloat8BlockScaling) {
     return "native products are Float8BlockScaling's and MXFP8BlockScaling's";
   }
   if (quantization_spec(config, Operand::kGradient, false).format != Fp8Format::kE4M3) {
@@ -135,8 +130,12 @@ std::string native_obstacle(const Fp8Config& config, Device device, int64_t out,
   }
   if (config.fp8_recipe_kwargs.emulate) return "fp8_recipe_kwargs.emulate is set";
   if (device == Device::kCpu) return "the CPU multiplies no codes";
-  if (out % cuda::kScaleBlock != 0 || in % cuda::kScaleBlock != 0) {
-    return fmt::format("the widths {} and {} are not both multiples of {}", in, out, cuda::kScaleBlock);
+  if (mx && (!device_available(device) || !device_info(device).mx_products)) {
+    return "native products are of compute capability 10.0 and a build with BIOMOE_SM100=ON";
+  }
+  const int64_t block = mx ? MxScaleLayout::kBlock : cuda::kScaleBlock;
+  if (out % block != 0 || in % block != 0) {
+    return fmt::format("the widths {} and {} are not both multiples of {}", in, out, block);
   }
   return "";
 }

@@ -10,7 +10,6 @@
 
 #include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
-#include "biomoe/moe/mx_operands.h"
 #include "biomoe/ops/adamw.h"
 #include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/grouped_gemm.h"
@@ -27,7 +26,7 @@ struct DelayedScales {
 // Codes and their scales: memory for them, flat, or those of one operand.
 struct CodesAndScales {
   TensorView codes{};   // u8
-  TensorView scales{};  // f32
+  TensorView scales{};  // f32, of MX codes u8
 };
 
 // Native products: memory for the codes of rows, which may be that of all layers, for the largest of them.
@@ -37,13 +36,16 @@ struct RowCodes {
   CodesAndScales rows{};
   CodesAndScales gradient{}, input{};
 };
-// Of the largest of products of `rows` rows with weights of [out, in].
+// Of the largest of products of `rows` rows with weights of [experts, out, in].
 struct ProductRows {
-  int64_t rows = 0, out = 0, in = 0;
+  int64_t rows = 0, out = 0, in = 0, experts = 1;
 };
 RowCodes allocate_row_codes(TensorAllocator& allocator, std::span<const ProductRows> products, bool training);
 // RowCodes::gradient of a product alone.
 CodesAndScales allocate_gradient_codes(TensorAllocator& allocator, const ProductRows& product);
+
+// Native products of MXFP8BlockScaling: memory for both operands of any, flat, which all layers may share.
+MxCodes allocate_mx_codes(TensorAllocator& allocator, std::span<const ProductRows> products, bool training);
 
 // A ScaledSwiGLU between two native layers, as in ops/scaled_swiglu_codes.h: gate_up is forward's, and `kept`
 // (absent where there is no backward) goes from forward to backward.
@@ -74,7 +76,7 @@ struct OperandQuantizer {
   std::array<DelayedScales, 3> delayed{};  // by Operand; DelayedScaling only
   std::array<TensorView, 3> memory{};      // by Operand: flat, of the type computed in, for a whole operand
   LayerCodes codes{};  // present: the products of rows and weights are native, in Float8BlockScaling
-  MxOperands mx{};     // present: they are native in MXFP8BlockScaling
+  MxCodes mx{};        // present: they are in MXFP8BlockScaling; memory, of one product at a time
   explicit operator bool() const { return config != nullptr; }
 
   // x, in groups of rows [offsets[g], offsets[g + 1]), for a product that sums over its columns or its rows.
@@ -116,6 +118,14 @@ struct OperandQuantizer {
   BackwardCodes native_swiglu_backward(Context& ctx, const SwigluRows& swiglu, TensorView dact_RF,
                                        TensorView dprobs_R, const OperandQuantizer& down,
                                        ColumnScaledCodes& down_wgrad) const;
+
+  // The same of MX codes, in `mx`; both operands are quantised for each product. Rows are those of experts,
+  // in groups that begin at multiples of 128, by weights [E, out, in]; or without offsets one group, by
+  // weights [out, in]. Good until the next call of any layer.
+  bool native_mx(int64_t rows) const { return mx && rows % cuda::kCodeRowAlignment == 0; }
+  MxCodes mx_forward(Context& ctx, TensorView x_RI, TensorView w_EOI, TensorView offsets_E1) const;
+  MxCodes mx_dgrad(Context& ctx, TensorView dy_RO, TensorView w_EOI, TensorView offsets_E1) const;
+  MxCodes mx_wgrad(Context& ctx, TensorView dy_RO, TensorView x_RI, TensorView offsets_E1) const;
 };
 
 }  // namespace biomoe

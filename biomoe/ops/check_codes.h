@@ -12,7 +12,6 @@ void check_codes(const char* op, Device device, const BlockScaledCodes& codes, i
 void check_column_codes(const char* op, Device device, const ColumnScaledCodes& codes, int64_t rows,
                         const Shape& w);
 // Of a product over experts with rows [R, in] or [R, out] and weights [E, out, in].
-enum class MxProduct { kForward, kDgrad, kWgrad };
 void check_mx_codes(const char* op, const MxCodes& codes, MxProduct product, int64_t rows, const Shape& w);
 
 }  // namespace biomoe

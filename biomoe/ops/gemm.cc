@@ -11,12 +11,8 @@ void check_mx_operands(const char* op, const GemmArgs& args) {
   if (!args.mx_codes) return;
   BM_CHECK(!args.codes && !args.column_codes && !(args.transpose_a && args.transpose_b),
            "{}: MX codes beside others, or in a product of two transposes", op);
-  const Shape &a = args.a.shape, &b = args.b.shape;
-  const MxProduct product = args.transpose_a   ? MxProduct::kWgrad
-                            : args.transpose_b ? MxProduct::kForward
-                                               : MxProduct::kDgrad;
-  check_mx_codes(op, args.mx_codes, product, a[0],
-                 args.transpose_a ? Shape{1, a[1], b[1]} : Shape{1, b[0], b[1]});
+  const MxGemm mx = mx_gemm_of(args);
+  check_mx_codes(op, args.mx_codes, mx.product, args.a.shape[0], mx.weights_EOI);
 }
 
 void check_operand_codes(const char* op, Device device, const GemmArgs& args) {
@@ -33,6 +29,12 @@ void check_operand_codes(const char* op, Device device, const GemmArgs& args) {
 }
 
 }  // namespace
+
+MxGemm mx_gemm_of(const GemmArgs& args) {
+  const Shape &a = args.a.shape, &b = args.b.shape;
+  if (args.transpose_a) return {MxProduct::kWgrad, Shape{1, a[1], b[1]}};
+  return {args.transpose_b ? MxProduct::kForward : MxProduct::kDgrad, Shape{1, b[0], b[1]}};
+}
 
 void gemm(Context& ctx, const GemmArgs& args) {
   constexpr const char* kOp = "gemm";

@@ -29,4 +29,11 @@ struct GemmArgs {
   MxCodes mx_codes{};
 };
 
+// Which of the three products of MX codes a product is, and the shape of its weights.
+struct MxGemm {
+  MxProduct product = MxProduct::kForward;
+  Shape weights_EOI;  // E is 1
+};
+MxGemm mx_gemm_of(const GemmArgs& args);
+
 }  // namespace biomoe

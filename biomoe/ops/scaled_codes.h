@@ -42,6 +42,7 @@ struct ColumnScaledCodes {
 //   forward              a: x [R, in], row-wise      b: w [E, out, in], row-wise
 //   activation gradient  a: dy [R, out], row-wise    b: w^T [E, in, out], column-wise and transposed
 //   weight gradient      a: dy^T [out, R]            b: x^T [in, R], both column-wise and transposed
+enum class MxProduct { kForward, kDgrad, kWgrad };
 struct MxCodes {
   TensorView a{};         // u8
   TensorView a_scales{};  // u8

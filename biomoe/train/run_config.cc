@@ -118,8 +118,8 @@ ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, co
     if (device == Device::kCuda && !hopper) return mx ? ExpertFfnMode::kGroupedLinear : ExpertFfnMode::kLoop;
     return obstacle.empty() ? ExpertFfnMode::kFusedGroupedMlp : ExpertFfnMode::kGroupedLinear;
   }();
-  if (device == Device::kCuda && mode != ExpertFfnMode::kLoop && !hopper &&
-      !(mx && mode == ExpertFfnMode::kGroupedLinear)) {
+  const bool has_kernels = hopper || (mx && mode == ExpertFfnMode::kGroupedLinear);
+  if (device == Device::kCuda && mode != ExpertFfnMode::kLoop && !has_kernels) {
     throw user_error("expert_ffn_mode={}: {}; set expert_ffn_mode=loop or auto",
                      kExpertFfnModeNames[static_cast<size_t>(mode)],
                      portable_kernels

@@ -8,16 +8,12 @@ namespace biomoe::cpu {
 
 void gemm(Context& ctx, const GemmArgs& args) {
   if (args.mx_codes) {  // the product of what they stand for
-    const MxProduct product = args.transpose_a   ? MxProduct::kWgrad
-                              : args.transpose_b ? MxProduct::kForward
-                                                 : MxProduct::kDgrad;
-    const Shape &a = args.a.shape, &b = args.b.shape;
-    DecodedMx decoded = decode_mx(args.mx_codes, product, a[0],
-                                  args.transpose_a ? Shape{1, a[1], b[1]} : Shape{1, b[0], b[1]});
+    const MxGemm mx = mx_gemm_of(args);
+    DecodedMx decoded = decode_mx(args.mx_codes, mx.product, args.a.shape[0], mx.weights_EOI);
     GemmArgs plain = args;
     plain.mx_codes = {};
-    plain.a = TensorView(decoded.a.data(), DType::kF32, a);
-    plain.b = TensorView(decoded.b.data(), DType::kF32, b);
+    plain.a = TensorView(decoded.a.data(), DType::kF32, args.a.shape);
+    plain.b = TensorView(decoded.b.data(), DType::kF32, args.b.shape);
     return cpu::gemm(ctx, plain);
   }
   const Matrix a{args.a.f32(), args.a.row_stride, args.transpose_a};

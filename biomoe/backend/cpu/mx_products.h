@@ -4,7 +4,6 @@
 
 #include <vector>
 
-#include "biomoe/ops/check_codes.h"
 #include "biomoe/ops/scaled_codes.h"
 
 namespace biomoe::cpu {

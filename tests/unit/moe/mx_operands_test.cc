@@ -1,8 +1,7 @@
 // Products of MX codes, by the CPU's reference, against the emulation of the recipe: in every bit, since both
 // multiply what the codes stand for in FP32.
-#include "biomoe/moe/mx_operands.h"
-
 #include "biomoe/moe/grouped_linear.h"
+#include "biomoe/moe/operand_quantizer.h"
 #include "biomoe/ops/gemm.h"
 #include "tests/ops/op_test.h"
 
@@ -27,11 +26,10 @@ class MxOperandsTest : public testing::TestWithParam<MxScaleRounding> {
     rows_.offsets_E1 = offsets_.view();
     emulated_.config = native_.config = &config_;
     for (size_t i = 0; i < memory_.size(); ++i) emulated_.memory[i] = memory_[i].view();
-    const std::array<MxProductShape, 2> products{
-        {{kCapacity, kExperts, kOut, kIn}, {kCapacity, 1, kOut, kIn}}};
+    const std::array<ProductRows, 2> products{{{kCapacity, kOut, kIn, kExperts}, {kCapacity, kOut, kIn}}};
     arena_ =
         Arena(planned_bytes([&](TensorAllocator& to) { allocate_mx_codes(to, products, true); }), "codes");
-    native_.mx = {&config_, allocate_mx_codes(arena_, products, true)};
+    native_.mx = allocate_mx_codes(arena_, products, true);
   }
 
   GroupedLinear layer(const OperandQuantizer& quantizer) {
@@ -80,7 +78,7 @@ TEST_P(MxOperandsTest, ProductsOfExpertsAreTheEmulations) {
 
 TEST_P(MxOperandsTest, ProductsOfOneMatrixAreTheEmulations) {
   for (const int64_t rows : {int64_t{16}, int64_t{208}}) {
-    ASSERT_TRUE(native_.mx.of_rows(rows));
+    ASSERT_TRUE(native_.native_mx(rows));
     const TensorView x = x_.view().rows(0, rows), dy = dy_.view().rows(0, rows);
     Tensor<float> y(Shape{rows, kOut}), want_y(Shape{rows, kOut}), dx(Shape{rows, kIn}),
         want_dx(Shape{rows, kIn});
@@ -89,7 +87,7 @@ TEST_P(MxOperandsTest, ProductsOfOneMatrixAreTheEmulations) {
                  .b = matrix_.view(),
                  .c = y.view(),
                  .transpose_b = true,
-                 .mx_codes = native_.mx.forward(*ctx_, x, matrix_.view(), {})});
+                 .mx_codes = native_.mx_forward(*ctx_, x, matrix_.view(), {})});
     gemm(*ctx_, {.a = emulated_.matrix(*ctx_, Operand::kActivation, false, x),
                  .b = emulated_.matrix(*ctx_, Operand::kWeight, false, matrix_.view()),
                  .c = want_y.view(),
@@ -99,7 +97,7 @@ TEST_P(MxOperandsTest, ProductsOfOneMatrixAreTheEmulations) {
                  .b = x,
                  .c = dw.view(),
                  .transpose_a = true,
-                 .mx_codes = native_.mx.wgrad(*ctx_, dy, x, {})});
+                 .mx_codes = native_.mx_wgrad(*ctx_, dy, x, {})});
     gemm(*ctx_, {.a = emulated_.matrix(*ctx_, Operand::kGradient, true, dy),
                  .b = emulated_.matrix(*ctx_, Operand::kActivation, true, x),
                  .c = want_dw.view(),
@@ -108,21 +106,21 @@ TEST_P(MxOperandsTest, ProductsOfOneMatrixAreTheEmulations) {
     gemm(*ctx_, {.a = dy,
                  .b = matrix_.view(),
                  .c = dx.view(),
-                 .mx_codes = native_.mx.dgrad(*ctx_, dy, matrix_.view(), {})});
+                 .mx_codes = native_.mx_dgrad(*ctx_, dy, matrix_.view(), {})});
     gemm(*ctx_, {.a = emulated_.matrix(*ctx_, Operand::kGradient, false, dy),
                  .b = emulated_.matrix(*ctx_, Operand::kWeight, true, matrix_.view()),
                  .c = want_dx.view()});
     EXPECT_EQ(dx.values(), want_dx.values());
   }
-  EXPECT_FALSE(native_.mx.of_rows(17));
-  EXPECT_FALSE(emulated_.mx.of_rows(16));
+  EXPECT_FALSE(native_.native_mx(17));
+  EXPECT_FALSE(emulated_.native_mx(16));
 }
 
 TEST_P(MxOperandsTest, SaysWhenMemoryIsTooSmall) {
-  const std::array<MxProductShape, 1> small{{{128, kExperts, kOut, kIn}}};
+  const std::array<ProductRows, 1> small{{{128, kOut, kIn, kExperts}}};
   Arena arena(planned_bytes([&](TensorAllocator& to) { allocate_mx_codes(to, small, true); }), "codes");
-  const MxOperands mx{&config_, allocate_mx_codes(arena, small, true)};
-  EXPECT_THROW(mx.forward(*ctx_, x_.view(), w_.view(), offsets_.view()), Error);
+  const OperandQuantizer quantizer{.config = &config_, .mx = allocate_mx_codes(arena, small, true)};
+  EXPECT_THROW(quantizer.mx_forward(*ctx_, x_.view(), w_.view(), offsets_.view()), Error);
 }
 
 INSTANTIATE_TEST_SUITE_P(Rounding, MxOperandsTest,
