@@ -25,6 +25,7 @@ struct ProductTensors {
   TensorView probs_R, dprobs_R, offsets_E1, rows_E;
   TensorView dw_E2FD;  // and of down, which is half of it
   LayerCodes gate_up, down;
+  MxWeights mx_down;
   TensorView grad_A, exp_avg_A, exp_avg_sq_A, update_5;  // of w_EDF
 };
 
@@ -80,6 +81,7 @@ ProductTensors lay_out(TensorAllocator& to, const Sizes& sizes) {
   const std::array<ProductRows, 2> products{{{R, 2 * F, D}, {R, D, F}}};
   at.gate_up.rows = at.down.rows = allocate_row_codes(to, products, true);
   at.down.rows.gradient = allocate_gradient_codes(to, products[1]);
+  at.mx_down = allocate_mx_weights(to, DType::kBF16, E, D, F);
   return at;
 }
 
@@ -138,7 +140,7 @@ void time_quantising(Context& ctx, const ProductTensors& at, const OperandQuanti
   device_wait_sync(ctx);
   const double updated = elements(at.grad_A);
   const std::vector<ArenaSegment> segments = {{0, at.grad_A.num_elements(), true}};
-  const std::vector<WeightCodes> codes = {down.weight_codes()};
+  const std::vector<WeightCodes> codes = {down.weight_codes()}, mx = {{.mx = at.mx_down}};
   const auto adamw_with = [&](std::span<const WeightCodes> written) {
     adamw(ctx, {.weights_A = TensorView(at.w_EDF.data, DType::kBF16, at.grad_A.shape),
                 .grad_A = at.grad_A,
@@ -150,6 +152,13 @@ void time_quantising(Context& ctx, const ProductTensors& at, const OperandQuanti
   };
   time_bytes("AdamW", 14 * updated, [&] { adamw_with({}); });
   time_bytes("AdamW, codes of its weights", 16 * updated, [&] { adamw_with(codes); });
+  time_bytes("AdamW, MXFP8 values of them", 16 * updated, [&] { adamw_with(mx); });
+  time_bytes("MXFP8 values alone", 4 * updated,
+             [&] { write_mx_weights(ctx, {.w_EOI = at.w_EDF, .to = at.mx_down}); });
+  bool by_column = false;
+  time_bytes("from row to column and back", updated / 256, [&] {
+    turn_mx_weights(ctx, {.w_EOI = at.w_EDF, .of = at.mx_down, .by_column = by_column = !by_column});
+  });
   time_bytes("copy", 4 * wide,
              [&] { copy_on_device(ctx, at.gate_up_R2F.data, at.dgate_up_R2F.data, at.gate_up_R2F.bytes()); });
 }

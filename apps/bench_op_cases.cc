@@ -163,14 +163,16 @@ OpBench::OpBench(const BenchOptions& options)
 // Every operation is timed, but for those that a step of one CPU in fp32 has none of: between ranks that
 // share memory, and of 8-bit recipes.
 void OpBench::check_complete() const {
-  constexpr std::array<std::string_view, 8> kElsewhere{"peer_plan",
-                                                       "send_rows",
-                                                       "fetch_rows",
-                                                       "zero_padding",
-                                                       "quantize",
-                                                       "update_delayed_scales",
-                                                       "scaled_swiglu_codes_forward",
-                                                       "scaled_swiglu_codes_backward"};
+  constexpr std::array<std::string_view, 10> kElsewhere{"peer_plan",
+                                                        "send_rows",
+                                                        "fetch_rows",
+                                                        "zero_padding",
+                                                        "quantize",
+                                                        "update_delayed_scales",
+                                                        "write_mx_weights",
+                                                        "turn_mx_weights",
+                                                        "scaled_swiglu_codes_forward",
+                                                        "scaled_swiglu_codes_backward"};
   const auto check = [&](std::string_view op) {
     const bool timed = std::any_of(cases_.begin(), cases_.end(), [&](const OpCase& c) { return c.op == op; });
     const bool elsewhere = std::find(kElsewhere.begin(), kElsewhere.end(), op) != kElsewhere.end();

@@ -54,6 +54,13 @@ std::array<std::string, kNumProducts> native_obstacles(const ModelConfig& model,
   return obstacles;
 }
 
+// Whether what the codes of weights [.., out, in], of products that are emulated, stand for is kept.
+bool keeps_weights(const Fp8StateShape& shape, const WeightShape& weights) {
+  return shape.keeps_weights && shape.config.fp8_recipe == Fp8Recipe::kMxfp8BlockScaling &&
+         shape.config.fp8_recipe_kwargs.keep_weights && weights.out % MxWeights::kBlock == 0 &&
+         weights.in % MxWeights::kBlock == 0;
+}
+
 int64_t scales_a_layer(int64_t experts) {
   int64_t count = 0;
   for (const int64_t groups : product_groups(experts)) count += kOperands * groups;
@@ -76,7 +83,9 @@ QuantizedWeights quantized_weights(const ModelConfig& model, const Fp8StateShape
     for (size_t i = 0; i < kNumProducts; ++i) {
       const auto& [experts, out, in] = weights[i];
       const bool expert = i == kGateUp || i == kDown;
-      (obstacles[i].empty() ? count.native : count.emulated) += experts * out * in;
+      (obstacles[i].empty()               ? count.native
+       : keeps_weights(shape, weights[i]) ? count.kept
+                                          : count.emulated) += experts * out * in;
       if (obstacles[i].empty()) count.native_active += (expert ? model.num_experts_per_tok : 1) * out * in;
     }
   }
@@ -124,6 +133,7 @@ Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig
   const Fp8Config& config = shape.config;
   if (!config.enabled) return memory;
   lay_out_codes(allocator, model, shape, memory);
+  lay_out_mx_weights(allocator, model, shape, memory);
   const int64_t T = shape.tokens;
   const MoeShape moe = moe_shape(model, shape.types, shape.split);
   const int64_t R = moe.rows(T);
@@ -137,7 +147,7 @@ Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig
     const auto& [experts, out, in] = weights[i];
     const int64_t rows = expert ? R : T;
     elements[0] = std::max(elements[0], rows * in);
-    elements[1] = std::max(elements[1], experts * out * in);
+    if (!keeps_weights(shape, weights[i])) elements[1] = std::max(elements[1], experts * out * in);
     if (shape.training) elements[2] = std::max(elements[2], rows * out);
   }
   for (size_t i = 0; i < elements.size(); ++i)
@@ -148,6 +158,23 @@ Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig
   memory.scales_N = allocator.tensor(DType::kF32, {N});
   memory.formats_N = allocator.tensor(DType::kU8, {N});
   return memory;
+}
+
+void Fp8State::lay_out_mx_weights(TensorAllocator& allocator, const ModelConfig& model,
+                                  const Fp8StateShape& shape, Memory& memory) {
+  const auto weights = weight_shapes(model, shape);
+  const auto obstacles = native_obstacles(model, shape);
+  memory.mx_weights.resize(static_cast<size_t>(model.num_hidden_layers));
+  for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
+    if (!fp8_layer(model, layer)) continue;
+    for (size_t i = 0; i < kNumProducts; ++i) {
+      if (obstacles[i].empty() || !keeps_weights(shape, weights[i])) continue;
+      MxWeights& kept = memory.mx_weights[static_cast<size_t>(layer)][i];
+      kept = allocate_mx_weights(allocator, shape.types.activation, weights[i].experts, weights[i].out,
+                                 weights[i].in);
+      kept.rule = quantization_spec(shape.config, Operand::kWeight, false).rule;
+    }
+  }
 }
 
 // Rows' codes are those of one product at a time, but where fused products pass them on.
@@ -236,6 +263,7 @@ BlockQuantizers Fp8State::block(int64_t layer) const {
     products[i]->memory = memory_.operands;
     if (!memory_.codes.empty()) products[i]->codes = memory_.codes.at(static_cast<size_t>(layer))[i];
     products[i]->mx = memory_.mx[i];
+    products[i]->mx_weights = memory_.mx_weights.at(static_cast<size_t>(layer))[i];
     if (!delayed()) continue;
     for (DelayedScales& scales : products[i]->delayed) {
       const bool expert = i == kGateUp || i == kDown;

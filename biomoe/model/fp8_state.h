@@ -26,6 +26,7 @@ struct Fp8StateShape {
   ComputeTypes types{};
   int64_t tokens = 0;  // of a micro-batch, at most
   bool training = true;
+  bool keeps_weights = false;  // where they can be, and fp8_recipe_kwargs.keep_weights, see MxWeights
   Device device = Device::kCpu;
   ExpertFfnMode mode = ExpertFfnMode::kGroupedLinear;
   ExpertSplit split{};
@@ -58,15 +59,19 @@ class Fp8State {
 
  private:
   using BlockCodes = std::array<LayerCodes, 4>;  // qkv, out, gate_up, down
+  using BlockMxWeights = std::array<MxWeights, 4>;
   struct Memory {
     std::array<TensorView, 3> operands;
     std::vector<BlockCodes> codes;  // by layer
     std::array<MxCodes, 4> mx;      // as BlockCodes: the memory of all, absent for those that are emulated
+    std::vector<BlockMxWeights> mx_weights;  // by layer
     TensorView amax_HN, scales_N, formats_N;
   };
   static Memory lay_out(TensorAllocator& allocator, const ModelConfig& model, const Fp8StateShape& shape);
   static void lay_out_codes(TensorAllocator& allocator, const ModelConfig& model, const Fp8StateShape& shape,
                             Memory& memory);
+  static void lay_out_mx_weights(TensorAllocator& allocator, const ModelConfig& model,
+                                 const Fp8StateShape& shape, Memory& memory);
 
   Fp8Config config_;
   std::string description_;
@@ -85,8 +90,8 @@ bool fp8_layer(const ModelConfig& model, int64_t layer);
 
 // Weights of such layers in elements, by how their products run.
 struct QuantizedWeights {
-  int64_t native = 0, emulated = 0;  // that this rank holds
-  int64_t native_active = 0;         // of all ranks, those that a token is multiplied with
+  int64_t native = 0, emulated = 0, kept = 0;  // that this rank holds; kept: emulated, see MxWeights
+  int64_t native_active = 0;                   // of all ranks, those that a token is multiplied with
 };
 QuantizedWeights quantized_weights(const ModelConfig& model, const Fp8StateShape& shape);
 

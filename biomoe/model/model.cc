@@ -190,7 +190,7 @@ void Model::set_up_codes() {
     const BlockWeights& weights = block_weights_[static_cast<size_t>(layer)];
     const auto add = [&](int64_t stage, const char* name, const TensorView& w,
                          const OperandQuantizer& quantizer) {
-      if (!quantizer.codes) return;
+      if (!quantizer.keeps_weights()) return;
       const TensorView w_EOI = as_experts(w);
       coded_.push_back({stage, kNoParameter, w_EOI, &quantizer});
       if (!name) return;

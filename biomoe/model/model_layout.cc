@@ -26,6 +26,7 @@ Fp8StateShape fp8_shape(const ModelConfig& config, const ModelLimits& limits) {
           .types = compute_types(limits.device, config, limits.micro_batches > 1),
           .tokens = limits.max_tokens,
           .training = limits.training,
+          .keeps_weights = limits.training && limits.device != Device::kCpu && !limits.place.shards,
           .device = limits.device,
           .mode = limits.expert_ffn_mode,
           .split = expert_split(limits),

@@ -18,6 +18,15 @@ namespace {
 // `groups` says how the rows of x are grouped.
 TensorView quantized(Context& ctx, const OperandQuantizer& quantizer, Operand operand, bool sums_over_rows,
                      TensorView x_RC, QuantizeArgs groups) {
+  if (operand == Operand::kWeight && quantizer.mx_weights) {
+    const MxWeights& kept = quantizer.mx_weights;
+    const Shape& shape = kept.values_EOI.shape;
+    BM_CHECK(x_RC.num_elements() == shape.num_elements() && x_RC.shape[1] == shape[2],
+             "weights {}, kept are {}", x_RC.shape.str(), shape.str());
+    turn_mx_weights(
+        ctx, {.w_EOI = TensorView(x_RC.data, x_RC.dtype, shape), .of = kept, .by_column = sums_over_rows});
+    return TensorView(kept.values_EOI.data, x_RC.dtype, x_RC.shape);
+  }
   const auto which = static_cast<size_t>(operand);
   const TensorView& memory = quantizer.memory[which];
   BM_CHECK(memory.dtype == x_RC.dtype && memory.num_elements() >= x_RC.num_elements(),
@@ -100,6 +109,15 @@ LayerCodes allocate_weight_codes(TensorAllocator& allocator, int64_t experts, in
   return codes;
 }
 
+MxWeights allocate_mx_weights(TensorAllocator& allocator, DType dtype, int64_t experts, int64_t out,
+                              int64_t in) {
+  constexpr int64_t kBlock = MxWeights::kBlock;
+  const int64_t bands = experts * out / kBlock;
+  return {.values_EOI = allocator.tensor(dtype, {experts, out, in}),
+          .column_scales_BI = allocator.tensor(DType::kU8, {bands, in}),
+          .differ_BS = allocator.tensor(DType::kI32, {bands, in / kBlock})};
+}
+
 RowCodes allocate_row_codes(TensorAllocator& allocator, std::span<const ProductRows> products,
                             bool training) {
   int64_t outputs = 0, inputs = 0;
@@ -172,6 +190,7 @@ void OperandQuantizer::round_weights(Context& ctx, TensorView w_GOI) const {
 }
 
 WeightCodes OperandQuantizer::weight_codes() const {
+  if (mx_weights) return {.mx = mx_weights};
   return {.rule = quantization_spec(*config, Operand::kWeight, false).rule,
           .codes_EOI = codes.weights_EOI,
           .transposed_EIO = codes.transposed_EIO,
@@ -179,6 +198,7 @@ WeightCodes OperandQuantizer::weight_codes() const {
 }
 
 void OperandQuantizer::quantize_weights(Context& ctx, TensorView w_GOI) const {
+  if (mx_weights) return write_mx_weights(ctx, {.w_EOI = w_GOI, .to = mx_weights});
   const int64_t experts = w_GOI.shape[0], out = w_GOI.shape[1], in = w_GOI.shape[2];
   BM_CHECK(codes.weights_EOI.shape == w_GOI.shape, "codes {} for weights {}", codes.weights_EOI.shape.str(),
            w_GOI.shape.str());

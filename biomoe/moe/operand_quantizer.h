@@ -13,6 +13,7 @@
 #include "biomoe/ops/adamw.h"
 #include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/grouped_gemm.h"
+#include "biomoe/ops/mx_weights.h"
 #include "biomoe/quant/recipe.h"
 
 namespace biomoe {
@@ -66,6 +67,10 @@ struct LayerCodes {
 LayerCodes allocate_weight_codes(TensorAllocator& allocator, int64_t experts, int64_t out, int64_t in,
                                  bool training);
 
+// Emulated products of MXFP8BlockScaling: memory for the values of weights of type `dtype`.
+MxWeights allocate_mx_weights(TensorAllocator& allocator, DType dtype, int64_t experts, int64_t out,
+                              int64_t in);
+
 // Why products of all experts at once with weights [experts, out, in] are not native, on `device`; "" where
 // they are.
 std::string native_obstacle(const Fp8Config& config, Device device, int64_t out, int64_t in);
@@ -77,10 +82,13 @@ struct OperandQuantizer {
   std::array<TensorView, 3> memory{};      // by Operand: flat, of the type computed in, for a whole operand
   LayerCodes codes{};  // present: the products of rows and weights are native, in Float8BlockScaling
   MxCodes mx{};        // present: they are in MXFP8BlockScaling; memory, of one product at a time
+  // Present: the weights' operands of emulated products lie here, by quantize_weights() or AdamwArgs::codes,
+  // and are good until the weights change.
+  MxWeights mx_weights{};
   explicit operator bool() const { return config != nullptr; }
 
   // x, in groups of rows [offsets[g], offsets[g + 1]), for a product that sums over its columns or its rows.
-  // The result lies in memory[operand] and is good until the next call for that operand.
+  // The result lies in memory[operand], or mx_weights, and is good until the next call for that operand.
   TensorView rows(Context& ctx, Operand operand, bool sums_over_rows, TensorView x_RC,
                   TensorView offsets_G1) const;
   // The same for weights: each w[g] is a group.
@@ -91,7 +99,8 @@ struct OperandQuantizer {
   // w becomes what its codes for the forward pass stand for.
   void round_weights(Context& ctx, TensorView w_GOI) const;
 
-  // Native products: where the weights' codes are, and what makes them.
+  // Whether there is something that is made of the weights and stays; where it is, and what makes it.
+  bool keeps_weights() const { return codes || mx_weights; }
   WeightCodes weight_codes() const;
   void quantize_weights(Context& ctx, TensorView w_GOI) const;
   // Whether products of so many rows take codes; without experts, also of rows that are padded for nothing.

@@ -16,31 +16,39 @@ void check_segments(const char* op, std::span<const ArenaSegment> segments, int6
   }
 }
 
-void check_codes(const char* op, const AdamwArgs& args, Device device) {
+void check_block_codes(const char* op, const WeightCodes& codes) {
   constexpr int64_t kBlock = cuda::kScaleBlock;
+  check_rank(op, "codes", codes.codes_EOI, 3);
+  const int64_t experts = codes.codes_EOI.shape[0], out = codes.codes_EOI.shape[1],
+                in = codes.codes_EOI.shape[2];
+  BM_CHECK(codes.rule == ScaleRule::kFloat || codes.rule == ScaleRule::kPowerOfTwo,
+           "{}: codes of weights have fp32 scales", op);
+  BM_CHECK(out % kBlock == 0 && in % kBlock == 0, "{}: codes of weights {} in blocks of {}x{}", op,
+           codes.codes_EOI.shape.str(), kBlock, kBlock);
+  check_tensor(op, "codes", codes.codes_EOI, DType::kU8, codes.codes_EOI.shape);
+  if (codes.transposed_EIO) {
+    check_tensor(op, "transposed", codes.transposed_EIO, DType::kU8, Shape{experts, in, out});
+  }
+  check_tensor(op, "scales", codes.scales_NB, DType::kF32, Shape{experts * (out / kBlock + 1), in / kBlock});
+}
+
+void check_codes(const char* op, const AdamwArgs& args, Device device) {
   BM_CHECK(args.codes.empty() || args.codes.size() == args.segments.size(),
            "{}: codes of {} segments, there are {}", op, args.codes.size(), args.segments.size());
   for (size_t i = 0; i < args.codes.size(); ++i) {
     const WeightCodes& codes = args.codes[i];
     if (!codes) continue;
-    check_rank(op, "codes", codes.codes_EOI, 3);
-    const int64_t experts = codes.codes_EOI.shape[0], out = codes.codes_EOI.shape[1],
-                  in = codes.codes_EOI.shape[2];
+    const Shape& shape = codes.mx ? codes.mx.values_EOI.shape : codes.codes_EOI.shape;
     BM_CHECK(device != Device::kCpu && args.weights_A.dtype == DType::kBF16,
              "{}: codes are written of bf16 weights on a GPU", op);
-    BM_CHECK(codes.rule == ScaleRule::kFloat || codes.rule == ScaleRule::kPowerOfTwo,
-             "{}: codes of weights have fp32 scales", op);
-    BM_CHECK(out % kBlock == 0 && in % kBlock == 0, "{}: codes of weights {} in blocks of {}x{}", op,
-             codes.codes_EOI.shape.str(), kBlock, kBlock);
-    BM_CHECK(args.segments[i].count == experts * out * in && args.segments[i].begin % 8 == 0,
-             "{}: codes {} of a segment of {} elements from {}", op, codes.codes_EOI.shape.str(),
-             args.segments[i].count, args.segments[i].begin);
-    check_tensor(op, "codes", codes.codes_EOI, DType::kU8, codes.codes_EOI.shape);
-    if (codes.transposed_EIO) {
-      check_tensor(op, "transposed", codes.transposed_EIO, DType::kU8, Shape{experts, in, out});
+    BM_CHECK(args.segments[i].count == shape.num_elements() && args.segments[i].begin % 8 == 0,
+             "{}: codes {} of a segment of {} elements from {}", op, shape.str(), args.segments[i].count,
+             args.segments[i].begin);
+    if (codes.mx) {
+      check_mx_weights(op, codes.mx, shape, args.weights_A.dtype);
+    } else {
+      check_block_codes(op, codes);
     }
-    check_tensor(op, "scales", codes.scales_NB, DType::kF32,
-                 Shape{experts * (out / kBlock + 1), in / kBlock});
   }
 }
 

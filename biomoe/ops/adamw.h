@@ -7,6 +7,7 @@
 
 #include "biomoe/core/context.h"
 #include "biomoe/core/tensor_view.h"
+#include "biomoe/ops/mx_weights.h"
 #include "biomoe/ops/op_list.h"
 #include "biomoe/quant/scaling.h"
 
@@ -66,13 +67,15 @@ constexpr float join_master(uint16_t weight, uint16_t remainder) {
 }
 
 // Where the E4M3 codes of weights [E, O, I] in blocks of 128x128 are, with O and I multiples of 128: what
-// quantize() writes of [E * O, I] in groups of O rows as data_RC, transposed_CR and scales_NB.
+// quantize() writes of [E * O, I] in groups of O rows as data_RC, transposed_CR and scales_NB. Or where what
+// MXFP8BlockScaling's codes of them stand for is, as write_mx_weights() writes it.
 struct WeightCodes {
   ScaleRule rule = ScaleRule::kFloat;  // of fp32 scales
   TensorView codes_EOI{};              // u8
   TensorView transposed_EIO{};         // u8, optional
   TensorView scales_NB{};              // f32 [E (O / 128 + 1), I / 128]
-  explicit operator bool() const { return static_cast<bool>(codes_EOI); }
+  MxWeights mx{};                      // instead of them
+  explicit operator bool() const { return codes_EOI || mx; }
 };
 
 // With lr, c1 = 1 - beta1^step, c2 = 1 - beta2^step, the clip factor and `apply` from update_5, for every

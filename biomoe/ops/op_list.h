@@ -39,6 +39,8 @@
   X(adamw, AdamwArgs)                                            \
   X(quantize, QuantizeArgs)                                      \
   X(update_delayed_scales, UpdateDelayedScalesArgs)              \
+  X(write_mx_weights, WriteMxWeightsArgs)                        \
+  X(turn_mx_weights, TurnMxWeightsArgs)                          \
   X(fill_zero, FillZeroArgs)                                     \
   X(count_nonfinite, CountNonfiniteArgs)
 

@@ -35,6 +35,7 @@ struct Fp8RecipeOptions {
   MxScaleRounding scale_rounding = MxScaleRounding::kUp;
   bool power_2_scale = true;
   bool emulate = false;
+  bool keep_weights = true;
   int64_t margin = 0;
   int64_t amax_history_len = 1024;
   AmaxAlgorithm amax_compute_algo = AmaxAlgorithm::kMax;
@@ -50,6 +51,9 @@ struct Fp8RecipeOptions {
             "need it");
     v.field("emulate", emulate,
             "Float8BlockScaling: on a GPU that multiplies its codes, multiply in BF16 what they stand for");
+    v.field("keep_weights", keep_weights,
+            "MXFP8BlockScaling emulated on a GPU: keep beside the weights, in 2 bytes each, what their codes "
+            "stand for, instead of making it for every product; not where parameters are sharded");
     v.field("margin", margin, "DelayedScaling: scales are smaller by 2^margin");
     v.field("amax_history_len", amax_history_len, "DelayedScaling: steps that amax is remembered for");
     v.choice("amax_compute_algo", amax_compute_algo, kAmaxAlgorithmNames,

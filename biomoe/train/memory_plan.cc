@@ -107,6 +107,9 @@ MemoryRemedies config_remedies(const RunConfig& config) {
   const char* also = config.fp8_config.quantized_model_init_kwargs.enabled
                          ? " with fp8_config.quantized_model_init_kwargs.enabled=false"
                          : "";
+  const Fp8Config& fp8 = config.fp8_config;
+  const bool keeps = fp8.enabled && fp8.fp8_recipe == Fp8Recipe::kMxfp8BlockScaling &&
+                     fp8.fp8_recipe_kwargs.keep_weights && config.device != DeviceChoice::kCpu;
   return {.sizes = "smaller sizes in config_kwargs or dataset.token_micro_batch_size",
           .model = "a smaller model (config_kwargs)",
           .states = fmt::format("optimizer_states=bf16{}", also),
@@ -114,7 +117,8 @@ MemoryRemedies config_remedies(const RunConfig& config) {
           .activations = fmt::format("dataset.token_micro_batch_size below {} (with more grad_acc_steps), or "
                                      "recompute_layers up to {}",
                                      config.dataset.token_micro_batch_size, config.model.num_hidden_layers),
-          .scratch = "a smaller dataset.max_seq_length or num_threads",
+          .scratch = fmt::format("{}a smaller dataset.max_seq_length or num_threads",
+                                 keeps ? "fp8_config.fp8_recipe_kwargs.keep_weights=false, " : ""),
           .batches = "a smaller dataset.token_micro_batch_size, grad_acc_steps or dataset.num_workers",
           .threads = "a smaller num_threads"};
 }

@@ -17,12 +17,13 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 // Sections end with a dot. The model has a comparison of its own.
-constexpr std::array<std::string_view, 22> kNotOfTraining{"run_dir",
+constexpr std::array<std::string_view, 23> kNotOfTraining{"run_dir",
                                                           "config_name_or_path",
                                                           "init_from",
                                                           "config_kwargs.",
                                                           "expert_ffn_mode",
                                                           "fp8_config.quantized_model_init_kwargs.",
+                                                          "fp8_config.fp8_recipe_kwargs.keep_weights",
                                                           "num_train_steps",
                                                           "device",
                                                           "optimizer_store_param_remainders",

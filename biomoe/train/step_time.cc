@@ -119,7 +119,7 @@ StepTime estimate_gpu_step_time(const RunConfig& config, int64_t dp_size) {
   const ParameterList parameters(config.model, {.size = mesh});
   // Codes of weights for both directions: AdamW writes them with weights that it updates whole, others are
   // read for them. Emulated, weights are read and written in each direction of each micro-batch.
-  const double codes = static_cast<double>(quantized.native) * (mesh.dp == 1 ? 2 : 4);
+  const double codes = static_cast<double>(quantized.native + quantized.kept) * (mesh.dp == 1 ? 2 : 4);
   time.update_seconds = (static_cast<double>(parameters.owned_elements()) * bytes + codes) / kBytesPerSecond;
   time.quantize_seconds =
       static_cast<double>(quantized.emulated * config.grad_acc_steps) * 8 / kBytesPerSecond;

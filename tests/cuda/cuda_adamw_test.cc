@@ -2,6 +2,7 @@
 
 #include "biomoe/ops/adamw.h"
 #include "biomoe/ops/quantize.h"
+#include "tests/cuda/gpu_mx_weights.h"
 #include "tests/cuda/gpu_test.h"
 #include "tests/ref/adamw.h"
 
@@ -197,10 +198,14 @@ void quantize_into(Context& ctx, const TensorView& weights, const WeightCodes& c
 
 // Codes are those of quantize() in every byte, and what is updated is what it is without them.
 TEST_F(CudaAdamwTest, WritesTheCodesOfTheNewWeights) {
-  constexpr int64_t kBig = 3 * 256 * 384, kSmall = 128 * 128;
-  const std::vector<ArenaSegment> segments = {
-      {8, kBig, true}, {kBig + 9, 100, true}, {kBig + 112, 0, false}, {kBig + 112, kSmall, false}};
-  constexpr int64_t kAll = kBig + 112 + kSmall + 5;
+  constexpr int64_t kBig = 3 * 256 * 384, kSmall = 128 * 128, kMx = 2 * 96 * 544;
+  constexpr int64_t kSmallBegin = kBig + 112, kMxBegin = kSmallBegin + kSmall + 8;
+  const std::vector<ArenaSegment> segments = {{8, kBig, true},
+                                              {kBig + 9, 100, true},
+                                              {kSmallBegin, 0, false},
+                                              {kSmallBegin, kSmall, false},
+                                              {kMxBegin, kMx, true}};
+  constexpr int64_t kAll = kMxBegin + kMx + 5;
   for (const Masters masters : {Masters::kNone, Masters::kF32, Masters::kRemainder}) {
     for (const DType grad : kComputeTypes) {
       for (const DType moments : kComputeTypes) {
@@ -209,6 +214,7 @@ TEST_F(CudaAdamwTest, WritesTheCodesOfTheNewWeights) {
         CodedState plain(ctx(), grad, moments, kAll), coded(ctx(), grad, moments, kAll);
         CodedWeights big(ctx(), 3, 256, 384, ScaleRule::kFloat, true);
         CodedWeights small(ctx(), 1, 128, 128, ScaleRule::kPowerOfTwo, false);
+        GpuMxWeights mx(ctx(), DType::kBF16, Shape{2, 96, 544}, ScaleRule::kMxUp);
         GpuTensor update(ctx(), DType::kF64, Shape{kNumUpdateValues});
         auto start = normals(1, kAll, DType::kF32, 0.02), gradient = normals(2, kAll, grad);
         for (int64_t row = 0; row < 128; ++row) {  // a block of zeros
@@ -218,6 +224,7 @@ TEST_F(CudaAdamwTest, WritesTheCodesOfTheNewWeights) {
         start[8 + 128 * 384] = 1e30;
         start[8 + 130 * 384] = 1e-40;
         gradient[8 + 256 * 384] = INFINITY;  // leaves NaN
+        start[kMxBegin + 40 * 544 + 530] = 1000.0;
         const auto arguments = [&](CodedState& state) {
           std::vector<double> high, low;
           for (const double value : start) {
@@ -247,12 +254,13 @@ TEST_F(CudaAdamwTest, WritesTheCodesOfTheNewWeights) {
         };
         const AdamwArgs without = arguments(plain);
         AdamwArgs with = arguments(coded);
-        const std::vector<WeightCodes> codes = {big.view, {}, {}, small.view};
+        const std::vector<WeightCodes> codes = {big.view, {}, {}, small.view, {.mx = mx.view}};
         with.codes = codes;
-        const auto untouched = big.bytes();
+        const auto untouched = big.bytes(), mx_untouched = mx.bytes();
         update.set(update_of(1, 0));
         adamw(ctx(), with);
         EXPECT_EQ(big.bytes(), untouched);
+        EXPECT_EQ(mx.bytes(), mx_untouched);
         for (int64_t step = 1; step <= 2; ++step) {
           update.set(update_of(step, 1));
           adamw(ctx(), without);
@@ -261,9 +269,14 @@ TEST_F(CudaAdamwTest, WritesTheCodesOfTheNewWeights) {
           CodedWeights want_big(ctx(), 3, 256, 384, ScaleRule::kFloat, true);
           CodedWeights want_small(ctx(), 1, 128, 128, ScaleRule::kPowerOfTwo, false);
           quantize_into(ctx(), plain.weights.view().rows(8, kBig), want_big.view);
-          quantize_into(ctx(), plain.weights.view().rows(kBig + 112, kSmall), want_small.view);
+          quantize_into(ctx(), plain.weights.view().rows(kSmallBegin, kSmall), want_small.view);
+          GpuMxWeights want_mx(ctx(), DType::kBF16, Shape{2, 96, 544}, ScaleRule::kMxUp);
+          write_mx_weights(ctx(), {.w_EOI = TensorView(plain.weights.view().rows(kMxBegin, kMx).data,
+                                                       DType::kBF16, Shape{2, 96, 544}),
+                                   .to = want_mx.view});
           ASSERT_EQ(big.bytes(), want_big.bytes());
           ASSERT_EQ(small.bytes(), want_small.bytes());
+          ASSERT_EQ(mx.bytes(), want_mx.bytes());
         }
         EXPECT_NE(big.bytes(), untouched);
       }

@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "biomoe/backend/cuda/device/mx_weights.cuh"
 #include "biomoe/backend/cuda/device/reduce.cuh"
 #include "biomoe/backend/cuda/device/tile.cuh"
 #include "biomoe/backend/cuda/device/vector.cuh"
@@ -334,6 +335,16 @@ struct CodePointers {
   int64_t out, in;
 };
 
+CodePointers code_pointers(const WeightCodes& codes) {
+  const Shape& shape = codes.codes_EOI.shape;
+  return {codes.rule,
+          data_of<uint8_t>(codes.codes_EOI),
+          data_of<uint8_t>(codes.transposed_EIO),
+          codes.scales_NB.f32(),
+          shape[1],
+          shape[2]};
+}
+
 // A tile of 128 x 128 of a segment's weights, which is one block of their codes. The pointers are to the
 // segment. The new weights wait for their scale in shared memory, each where its own thread finds it again:
 // in registers they would leave room for fewer blocks on a multiprocessor. Codes leave the cache first, as
@@ -390,6 +401,26 @@ __global__ __launch_bounds__(kTileThreads, 3) void adamw_codes_kernel(Pointers<b
   memory.transposed.write<Reuse::kStream>(128, 128, [&](int column) { return transposed + column * to.out; });
 }
 
+// A tile of a segment's weights, and what MX codes of them stand for. Otherwise as adamw_codes_kernel.
+template <Master kMaster, typename G, typename S>
+__global__ __launch_bounds__(kTileThreads, 3) void adamw_mx_kernel(Pointers<bf16, G, S> p,
+                                                                   MxWeightPointers<bf16> to, Rule rule,
+                                                                   bool decay, const double* update) {
+  __shared__ Coefficients c;
+  __shared__ Pack<bf16, 8> held[8][kTileThreads];
+  const MxTilePart part(to.in);
+  if (update[kApply] == 0.0) return;
+  if (threadIdx.x == 0) c = coefficients(rule, update, decay);
+  __syncthreads();
+#pragma unroll 1
+  for (int i = 0; i < 8; ++i) {
+    Pack<bf16, 8> weights{};
+    if (part.present) weights = update_elements(p, c, part.at(i), load_elements<8, kMaster>(p, part.at(i)));
+    held[i][threadIdx.x] = weights;
+  }
+  write_mx_tile<Reuse::kStream>(to, part, [&](int i) { return held[i][threadIdx.x]; });
+}
+
 void check_aligned(const char* op, std::initializer_list<TensorView> views) {
   for (const TensorView& view : views) {
     BM_CHECK(reinterpret_cast<uintptr_t>(view.data) % 16 == 0,
@@ -436,27 +467,32 @@ void launch_adamw(const Context& ctx, const AdamwArgs& args, const SegmentTable&
   check_launch("adamw");
 }
 
-void launch_adamw_codes(const Context& ctx, const AdamwArgs& args, const ArenaSegment& segment,
-                        const WeightCodes& codes) {
-  const Shape& shape = codes.codes_EOI.shape;
-  const CodePointers to{codes.rule,
-                        data_of<uint8_t>(codes.codes_EOI),
-                        data_of<uint8_t>(codes.transposed_EIO),
-                        codes.scales_NB.f32(),
-                        shape[1],
-                        shape[2]};
-  const int64_t tiles = shape[0] * (shape[1] / kScaleBlock) * (shape[2] / kScaleBlock);
-  if (tiles == 0) return;
+// The arguments with arenas that begin where the segment does.
+AdamwArgs of_segment(const AdamwArgs& args, const ArenaSegment& segment) {
   AdamwArgs own = args;
   for (TensorView* view :
        {&own.weights_A, &own.master_A, &own.remainder_A, &own.grad_A, &own.exp_avg_A, &own.exp_avg_sq_A}) {
     if (*view) *view = view->rows(segment.begin, segment.count);
   }
-  with_master(own, [&](auto master) {
-    with_pointers<bf16>(own, [&](const auto& p) {
-      adamw_codes_kernel<decltype(master)::value>
-          <<<static_cast<unsigned>(tiles), kTileThreads, 0, stream_of(ctx)>>>(
-              p, to, rule_of(own), segment.decay, own.update_5.f64());
+  return own;
+}
+
+// Of all of `args`, which is of one segment.
+void launch_adamw_codes(const Context& ctx, const AdamwArgs& args, bool decay, const WeightCodes& codes) {
+  const int64_t tiles =
+      codes.mx ? mx_tiles(codes.mx) : codes.codes_EOI.num_elements() / (kScaleBlock * kScaleBlock);
+  if (tiles == 0) return;
+  const auto blocks = static_cast<unsigned>(tiles);
+  with_master(args, [&](auto master) {
+    constexpr Master kMaster = decltype(master)::value;
+    with_pointers<bf16>(args, [&](const auto& p) {
+      if (codes.mx) {
+        adamw_mx_kernel<kMaster><<<blocks, kTileThreads, 0, stream_of(ctx)>>>(
+            p, mx_weight_pointers<bf16>(codes.mx), rule_of(args), decay, args.update_5.f64());
+      } else {
+        adamw_codes_kernel<kMaster><<<blocks, kTileThreads, 0, stream_of(ctx)>>>(
+            p, code_pointers(codes), rule_of(args), decay, args.update_5.f64());
+      }
     });
   });
   check_launch("adamw");
@@ -500,7 +536,8 @@ void adamw(Context& ctx, const AdamwArgs& args) {
   const bool half = args.weights_A.dtype == DType::kBF16;
   BM_CHECK(half || !(args.master_A || args.remainder_A), "adamw: F32 weights are their own master");
   for (size_t i = 0; i < args.codes.size(); ++i) {
-    if (args.codes[i]) launch_adamw_codes(ctx, args, args.segments[i], args.codes[i]);
+    const ArenaSegment& segment = args.segments[i];
+    if (args.codes[i]) launch_adamw_codes(ctx, of_segment(args, segment), segment.decay, args.codes[i]);
   }
   for_each_table(
       args.segments, args.codes, kAdamwBlockElements / kVector, [&](const SegmentTable& table, size_t) {
