@@ -25,7 +25,10 @@ void gemm(Context& ctx, const GemmArgs& args) {
                   .inner = args.a.shape[args.transpose_a ? 0 : 1],
                   .accumulate = args.accumulate};
   const Tiling tiling = tile_product(c, a);
-  parallel_items(ctx, tiling.count(), [&](int64_t tile, int) { sgemm_tile(c, a, b, tiling, tile); });
+  parallel_items(ctx, tiling.count(), [&](int64_t item, int) {
+    const Tile tile = tile_of(c, a, b, tiling, item);
+    sgemm(tile.c, tile.a, tile.b);
+  });
 }
 
 }  // namespace biomoe::cpu

@@ -38,24 +38,38 @@ int64_t enough_parts(const TensorView& offsets_E1, int64_t e) {
   return ceil_div(kEnoughTiles * (offsets[e + 1] - offsets[e]), std::max<int64_t>(1, left));
 }
 
-// body(e, tiling_of(e), tile) for every tile of every expert: one list, so that few large and many small
-// experts keep the threads equally busy.
-template <typename TilingOf, typename Body>
-void for_each_tile(const Context& ctx, const GroupedGemmArgs& args, const TilingOf& tiling_of,
-                   const Body& body) {
+// Computes the tiles of all experts, and calls then(e, rows of the expert) after each: one list, so that few
+// large and many small experts keep the threads equally busy. product_of(e) tells the product of expert e,
+// tiling_of(e) how it is cut.
+template <typename ProductOf, typename TilingOf, typename Then>
+void run_tiles(const Context& ctx, const GroupedGemmArgs& args, const ProductOf& product_of,
+               const TilingOf& tiling_of, const Then& then) {
   const int64_t experts = args.w_EOI.shape[0];
   int64_t tiles = 0;
   for (int64_t e = 0; e < experts; ++e) tiles += tiling_of(e).count();
+  const auto tile_at = [&](int64_t item, int64_t& e) {
+    for (e = 0;; ++e) {
+      const Tiling tiling = tiling_of(e);
+      if (item < tiling.count()) {
+        const ExpertProduct product = product_of(e);
+        return tile_of(product.c, product.a, product.b, tiling, item);
+      }
+      item -= tiling.count();
+    }
+  };
   parallel_items(ctx, tiles, [&](int64_t item, int) {
-    int64_t e = 0;
-    int64_t tile = item;
-    Tiling tiling = tiling_of(e);
-    for (; tile >= tiling.count(); tiling = tiling_of(++e)) tile -= tiling.count();
-    body(e, tiling, tile);
+    int64_t e = 0, later = 0;
+    const Tile tile = tile_at(item, e);
+    NextProduct next;
+    if (item + ctx.num_threads < tiles) {
+      const Tile of_next = tile_at(item + ctx.num_threads, later);
+      next = {of_next.c, of_next.b};
+    }
+    sgemm(tile.c, tile.a, tile.b, next);
+    then(e, tile.rows);
   });
 }
 
-// product_of(e) tells the product of expert e.
 template <typename ProductOf>
 void run_experts(const Context& ctx, const GroupedGemmArgs& args, const ProductOf& product_of) {
   check_offsets(args);
@@ -64,10 +78,7 @@ void run_experts(const Context& ctx, const GroupedGemmArgs& args, const ProductO
     const bool nothing = product.c.accumulate && product.c.inner == 0;
     return nothing ? Tiling{} : tile_product(product.c, product.a, enough_parts(args.offsets_E1, e));
   };
-  for_each_tile(ctx, args, tiling_of, [&](int64_t e, const Tiling& tiling, int64_t tile) {
-    const ExpertProduct product = product_of(e);
-    sgemm_tile(product.c, product.a, product.b, tiling, tile);
-  });
+  run_tiles(ctx, args, product_of, tiling_of, [](int64_t, Range) {});
 }
 
 // As run_experts, in tiles of whole rows, each followed by then(rows) while its rows are in the level 3
@@ -84,9 +95,7 @@ void run_experts_by_rows(const Context& ctx, const GroupedGemmArgs& args, const 
     const int64_t enough = std::min(enough_parts(args.offsets_E1, e), ceil_div(rows, kMinRows));
     return Tiling{std::max(enough, ceil_div(rows, kMaxRows)), 1};
   };
-  for_each_tile(ctx, args, tiling_of, [&](int64_t e, const Tiling& tiling, int64_t tile) {
-    const ExpertProduct product = product_of(e);
-    const Range rows = sgemm_tile(product.c, product.a, product.b, tiling, tile);
+  run_tiles(ctx, args, product_of, tiling_of, [&](int64_t e, Range rows) {
     then(Range{offsets[e] + rows.begin, offsets[e] + rows.end});
   });
 }

@@ -79,7 +79,22 @@ template <int64_t width>
   for (int64_t k = 0; k < depth; ++k) {
     std::memcpy(panel + k * width, lines.data + k * lines.stride, width * sizeof(float));
     // For the next piece. It may lie past the end, where a prefetch does nothing.
-    __builtin_prefetch(lines.data + (k + kPiece) * lines.stride);
+    for (int64_t i = 0; i < width; i += kLineElements) {
+      __builtin_prefetch(lines.data + (k + kPiece) * lines.stride + i);
+    }
+  }
+}
+
+// Elements [k, k + count) of a panel's lines, count a multiple of four.
+template <int64_t width>
+inline void transpose_lines(const Lines& lines, int64_t k, int64_t count, float* panel) {
+  // The last quad of lines overlaps the one before it when the width is no multiple of four.
+  for (int64_t i = 0; i < width; i += 4) {
+    const int64_t line = std::min(i, width - 4);
+    const float* from = lines.data + line * lines.stride + k;
+    for (int64_t j = 0; j < count; j += 4) {
+      transpose_4x4(from + j, lines.stride, panel + (k + j) * width + line, width);
+    }
   }
 }
 
@@ -92,17 +107,18 @@ void pack_panel(const Lines& lines, int64_t depth, float* panel) {
     return;
   }
   int64_t k = 0;
-  for (; k + 4 <= depth; k += 4) {
+  // Four lines at a time give up a line of the cache each: all of the panel's at once would be more, at some
+  // strides, than a set of the cache holds.
+  for (; k + kLineElements <= depth; k += kLineElements) {
     // The next panel's lines: so many short streams that hardware foresees none.
-    if (k % kLineElements == 0 && depth >= kManyElements) {
-      for (int64_t i = width; i < 2 * width; ++i) __builtin_prefetch(lines.data + i * lines.stride + k);
+    for (int64_t i = width; depth >= kManyElements && i < 2 * width; ++i) {
+      __builtin_prefetch(lines.data + i * lines.stride + k);
     }
-    // The last quad of lines overlaps the one before it when the width is no multiple of four.
-    for (int64_t i = 0; i < width; i += 4) {
-      const int64_t line = std::min(i, width - 4);
-      transpose_4x4(lines.data + line * lines.stride + k, lines.stride, panel + k * width + line, width);
-    }
+    transpose_lines<width>(lines, k, kLineElements, panel);
   }
+  const int64_t rest = (depth - k) / 4 * 4;
+  transpose_lines<width>(lines, k, rest, panel);
+  k += rest;
   for (; k < depth; ++k) {
     for (int64_t i = 0; i < width; ++i) panel[k * width + i] = lines.data[i * lines.stride + k];
   }
@@ -158,97 +174,139 @@ struct RowsOfB {
   int64_t depth_step;
 };
 
-// c (rows x kColumns) = or += rows of a times kColumns columns of b.
-template <bool accumulate, int64_t rows, typename Steps, typename StepsOfB>
+// c (rows x vectors kLanes) = or += rows of a times as many columns of b.
+template <bool accumulate, int64_t rows, int64_t vectors, typename Steps, typename StepsOfB>
 [[gnu::noinline]] void multiply_panel(const float* a, Steps steps, const float* b, StepsOfB steps_of_b,
                                       int64_t depth, float* c, int64_t stride) {
-  Vector sums[rows][2] = {};
+  Vector sums[rows][vectors] = {};
   if constexpr (accumulate) {  // to have come when the sums are ready
     for (int64_t i = 0; i < rows; ++i) {
       __builtin_prefetch(c + i * stride, 1);
-      __builtin_prefetch(c + i * stride + kColumns - 1, 1);
+      __builtin_prefetch(c + i * stride + vectors * kLanes - 1, 1);
     }
   }
   for (int64_t k = 0; k < depth; ++k) {
-    const float* row_of_b = b + k * steps_of_b.depth_step;
-    const Vector b0 = load(row_of_b), b1 = load(row_of_b + kLanes);
+    Vector row_of_b[vectors];
+#pragma GCC unroll 2
+    for (int64_t j = 0; j < vectors; ++j) row_of_b[j] = load(b + k * steps_of_b.depth_step + j * kLanes);
 #pragma GCC unroll 16
     for (int64_t i = 0; i < rows; ++i) {
       const Vector lanes = a[i * steps.row_step + k * steps.depth_step] - Vector{};
-      sums[i][0] += lanes * b0;
-      sums[i][1] += lanes * b1;
+#pragma GCC unroll 2
+      for (int64_t j = 0; j < vectors; ++j) sums[i][j] += lanes * row_of_b[j];
     }
   }
 #pragma GCC unroll 16
   for (int64_t i = 0; i < rows; ++i) {
-    float* row = c + i * stride;
-    if constexpr (accumulate) {
-      sums[i][0] += load(row);
-      sums[i][1] += load(row + kLanes);
+#pragma GCC unroll 2
+    for (int64_t j = 0; j < vectors; ++j) {
+      float* to = c + i * stride + j * kLanes;
+      if constexpr (accumulate) sums[i][j] += load(to);
+      store(to, sums[i][j]);
     }
-    store(row, sums[i][0]);
-    store(row + kLanes, sums[i][1]);
   }
 }
 
-// A block of a, by panels of kRows rows. Rows that lie one after the other are read where they are; only what
-// the kernel cannot read, columns and the last few rows, is copied.
-struct BlockOfA {
-  BlockOfA(const Matrix& a, int64_t rows, int64_t depth_in) : matrix(a), depth(depth_in) {
-    const int64_t first_copied = a.transposed ? 0 : rows / kRows * kRows;
-    Lines lines{a.data, a.stride, !a.transposed};
-    lines.data += first_copied * (a.transposed ? 1 : a.stride);
-    pack<kRows>(lines, rows - first_copied, depth, packed_a + first_copied * depth);
+// multiply_panel for a number of rows known only here: for the last few rows of a matrix.
+template <bool accumulate, int64_t vectors, typename Steps, typename StepsOfB, int64_t rows = kRows>
+void multiply_rows(int64_t count, const float* a, Steps steps, const float* b, StepsOfB steps_of_b,
+                   int64_t depth, float* c, int64_t stride) {
+  if (count == rows) {
+    multiply_panel<accumulate, rows, vectors>(a, steps, b, steps_of_b, depth, c, stride);
+  } else if constexpr (rows > 1) {
+    multiply_rows<accumulate, vectors, Steps, StepsOfB, rows - 1>(count, a, steps, b, steps_of_b, depth, c,
+                                                                  stride);
   }
-  template <bool accumulate>
-  void multiply(int64_t row, int64_t rows, int64_t column, const float* b, float* c, int64_t stride) const {
-    if (matrix.transposed || rows < kRows) {
-      multiply_panel<accumulate, kRows>(packed_a + row * depth, PackedSteps{}, b, PackedColumns{}, depth, c,
-                                        stride);
-    } else {
-      const float* panel = matrix.data + row * matrix.stride;
-      if (column < depth) {  // a line of each of the next rows
-        for (int64_t i = 0; i < kRows; ++i) __builtin_prefetch(panel + (kRows + i) * matrix.stride + column);
-      }
-      multiply_panel<accumulate, kRows>(panel, RowMajorSteps{matrix.stride}, b, PackedColumns{}, depth, c,
-                                        stride);
+}
+
+// c = or += `from`, [rows][kColumns], of which so many rows and columns are there.
+template <bool accumulate>
+void put(const float* from, int64_t rows, int64_t columns, float* c, int64_t stride) {
+  for (int64_t i = 0; i < rows; ++i) {
+    float* row = c + i * stride;
+    for (int64_t j = 0; j < columns; ++j) row[j] = (accumulate ? row[j] : 0.0f) + from[i * kColumns + j];
+  }
+}
+
+// A block of a, by panels of kRows rows. Rows that lie one after the other are read where they are.
+struct BlockOfA {
+  BlockOfA(const Matrix& a, int64_t rows, int64_t depth_in)
+      // Rows a multiple of 4 KB apart fall into one set of the level 1 cache, which has eight ways.
+      : matrix(a), depth(depth_in), copied(a.transposed || (kRows > 8 && a.stride % 1024 == 0)) {
+    if (copied) pack<kRows>({a.data, a.stride, !a.transposed}, rows, depth, packed_a);
+  }
+  // c = or += `rows` rows of this from `row` on times `vectors` kLanes columns of b. Asks for elements
+  // [ask.begin, ask.end) of each of the next rows.
+  template <bool accumulate, int64_t vectors>
+  void multiply(int64_t row, int64_t rows, Range ask, const float* b, float* c, int64_t stride) const {
+    if (copied) {
+      multiply_rows<accumulate, vectors>(rows, packed_a + row * depth, PackedSteps{}, b, PackedColumns{},
+                                         depth, c, stride);
+      return;
     }
+    const float* panel = matrix.data + row * matrix.stride;
+    for (int64_t k = ask.begin; k < ask.end; k += kLineElements) {
+      for (int64_t i = 0; i < kRows; ++i) __builtin_prefetch(panel + (kRows + i) * matrix.stride + k);
+    }
+    multiply_rows<accumulate, vectors>(rows, panel, RowMajorSteps{matrix.stride}, b, PackedColumns{}, depth,
+                                       c, stride);
   }
   Matrix matrix;
   int64_t depth;
+  bool copied;
+};
+
+// What is copied next, asked for bit by bit while the kernel runs: it comes from memory.
+class Ahead {
+ public:
+  Ahead() = default;
+  Ahead(const Lines& lines, int64_t count, int64_t depth, int64_t calls)
+      : data_(lines.data), stride_(lines.stride) {
+    const int64_t width = lines.contiguous_depth ? depth : count;
+    across_ = ceil_div(width, kLineElements);
+    left_ = across_ * (lines.contiguous_depth ? count : depth);
+    a_call_ = ceil_div(left_, std::max<int64_t>(1, calls));
+  }
+  void ask() {
+    const int64_t some = std::min(left_, a_call_);
+    left_ -= some;
+    for (int64_t i = 0; i < some; ++i) {
+      __builtin_prefetch(data_ + at_ * kLineElements, 0, 2);
+      if (++at_ == across_) {
+        at_ = 0;
+        data_ += stride_;
+      }
+    }
+  }
+
+ private:
+  const float* data_ = nullptr;
+  int64_t stride_ = 0, across_ = 0, left_ = 0, a_call_ = 0, at_ = 0;
 };
 
 // c = or += a packed_b; the sizes of c lie within a block.
 template <bool accumulate>
-void multiply_block(const Product& c, const BlockOfA& a) {
+void multiply_block(const Product& c, const BlockOfA& a, Ahead& ahead) {
   for (int64_t row = 0; row < c.rows; row += kRows) {
     const int64_t rows = std::min(kRows, c.rows - row);
     for (int64_t column = 0; column < c.columns; column += kColumns) {
       const int64_t columns = std::min(kColumns, c.columns - column);
       const float* b = packed_b + column * a.depth;
       float* part = c.data + row * c.stride + column;
-      if (rows == kRows && columns == kColumns) {
-        a.multiply<accumulate>(row, rows, column, b, part, c.stride);
+      ahead.ask();
+      const Range ask{column * a.depth / c.columns, (column + columns) * a.depth / c.columns};
+      if (columns == kColumns) {
+        a.multiply<accumulate, 2>(row, rows, ask, b, part, c.stride);
         continue;
       }
-      float whole[kRows * kColumns] = {};
-      for (int64_t i = 0; accumulate && i < rows; ++i) {
-        std::copy_n(part + i * c.stride, columns, whole + i * kColumns);
+      float whole[kRows * kColumns];
+      if (columns <= kLanes) {
+        a.multiply<false, 1>(row, rows, ask, b, whole, kColumns);
+      } else {
+        a.multiply<false, 2>(row, rows, ask, b, whole, kColumns);
       }
-      a.multiply<accumulate>(row, rows, column, b, whole, kColumns);
-      for (int64_t i = 0; i < rows; ++i) std::copy_n(whole + i * kColumns, columns, part + i * c.stride);
+      put<accumulate>(whole, rows, columns, part, c.stride);
     }
-  }
-}
-
-// multiply_panel for a number of rows known only here: for the last few rows of a matrix.
-template <bool accumulate, typename Steps, int64_t rows = kRows>
-void multiply_rows(int64_t count, const float* a, Steps steps, const float* b, RowsOfB steps_of_b,
-                   int64_t depth, float* c, int64_t stride) {
-  if (count == rows) {
-    multiply_panel<accumulate, rows>(a, steps, b, steps_of_b, depth, c, stride);
-  } else if constexpr (rows > 1) {
-    multiply_rows<accumulate, Steps, rows - 1>(count, a, steps, b, steps_of_b, depth, c, stride);
   }
 }
 
@@ -261,15 +319,12 @@ void multiply_in_place(const Product& c, const float* a, Steps steps, const floa
       const int64_t columns = std::min(kColumns, c.columns - column);
       float* part = c.data + row * c.stride + column;
       if (columns == kColumns) {
-        multiply_rows<accumulate>(rows, panel, steps, b + column, steps_of_b, c.inner, part, c.stride);
+        multiply_rows<accumulate, 2>(rows, panel, steps, b + column, steps_of_b, c.inner, part, c.stride);
         continue;
       }
-      float whole[kRows * kColumns] = {};
-      for (int64_t i = 0; accumulate && i < rows; ++i) {
-        std::copy_n(part + i * c.stride, columns, whole + i * kColumns);
-      }
-      multiply_rows<accumulate>(rows, panel, steps, b + column, steps_of_b, c.inner, whole, kColumns);
-      for (int64_t i = 0; i < rows; ++i) std::copy_n(whole + i * kColumns, columns, part + i * c.stride);
+      float whole[kRows * kColumns];
+      multiply_rows<false, 2>(rows, panel, steps, b + column, steps_of_b, c.inner, whole, kColumns);
+      put<accumulate>(whole, rows, columns, part, c.stride);
     }
   }
 }
@@ -296,30 +351,49 @@ Range split_rows(int64_t rows, int64_t parts, int64_t part) {
   return {panels.begin * kRows, std::min(panels.end * kRows, rows)};
 }
 
+// How a product goes through b: by blocks of columns, and in each of depth.
+struct BlocksOfB {
+  explicit BlocksOfB(const Product& c)
+      : product(c), across(ceil_div(c.columns, kBlockColumns)), deep(ceil_div(c.inner, kDepth)) {}
+  int64_t count() const { return across * deep; }
+  Range columns(int64_t block) const { return split_range(product.columns, across, block / deep); }
+  Range depth(int64_t block) const { return split_range(product.inner, deep, block % deep); }
+  Lines lines(const Matrix& b, int64_t block) const {
+    const Matrix part = shifted(b, depth(block).begin, columns(block).begin);
+    return {part.data, part.stride, b.transposed};
+  }
+  Product product;
+  int64_t across, deep;
+};
+
 }  // namespace
 
-void sgemm(const Product& c, const Matrix& a, const Matrix& b) {
+void sgemm(const Product& c, const Matrix& a, const Matrix& b, const NextProduct& next) {
   if (c.inner == 0 && !c.accumulate) {
     for (int64_t row = 0; row < c.rows; ++row) std::fill_n(c.data + row * c.stride, c.columns, 0.0f);
   }
-  const int64_t column_blocks = ceil_div(c.columns, kBlockColumns);
+  const BlocksOfB blocks(c), blocks_of_next(next.c);
   const int64_t row_blocks = ceil_div(c.rows, kBlockRows);
-  const int64_t depth_blocks = ceil_div(c.inner, kDepth);
-  for (int64_t column_block = 0; column_block < column_blocks; ++column_block) {
-    const Range columns = split_range(c.columns, column_blocks, column_block);
-    for (int64_t depth_block = 0; depth_block < depth_blocks; ++depth_block) {
-      const Range depth = split_range(c.inner, depth_blocks, depth_block);
-      const Matrix b_part = shifted(b, depth.begin, columns.begin);
-      pack<kColumns>({b_part.data, b_part.stride, b.transposed}, columns.count(), depth.count(), packed_b);
-      for (int64_t row_block = 0; row_block < row_blocks; ++row_block) {
-        const Range rows = split_rows(c.rows, row_blocks, row_block);
-        const BlockOfA a_block(shifted(a, rows.begin, depth.begin), rows.count(), depth.count());
-        const Product part = part_of(c, rows, columns);
-        if (c.accumulate || depth_block > 0) {
-          multiply_block<true>(part, a_block);
-        } else {
-          multiply_block<false>(part, a_block);
-        }
+  for (int64_t block = 0; block < blocks.count(); ++block) {
+    const Range columns = blocks.columns(block), depth = blocks.depth(block);
+    pack<kColumns>(blocks.lines(b, block), columns.count(), depth.count(), packed_b);
+    const int64_t calls = ceil_div(c.rows, kRows) * ceil_div(columns.count(), kColumns);
+    Ahead ahead;
+    if (block + 1 < blocks.count()) {
+      ahead = Ahead(blocks.lines(b, block + 1), blocks.columns(block + 1).count(),
+                    blocks.depth(block + 1).count(), calls);
+    } else if (blocks_of_next.count() > 0) {
+      ahead = Ahead(blocks_of_next.lines(next.b, 0), blocks_of_next.columns(0).count(),
+                    blocks_of_next.depth(0).count(), calls);
+    }
+    for (int64_t row_block = 0; row_block < row_blocks; ++row_block) {
+      const Range rows = split_rows(c.rows, row_blocks, row_block);
+      const BlockOfA a_block(shifted(a, rows.begin, depth.begin), rows.count(), depth.count());
+      const Product part = part_of(c, rows, columns);
+      if (c.accumulate || depth.begin > 0) {
+        multiply_block<true>(part, a_block, ahead);
+      } else {
+        multiply_block<false>(part, a_block, ahead);
       }
     }
   }
@@ -362,12 +436,11 @@ Tiling tile_product(const Product& c, const Matrix& a, int64_t enough_tiles) {
   }
 }
 
-Range sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile) {
+Tile tile_of(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile) {
   // Neighbouring tiles share their rows of a and go through b.
   const Range rows = split_rows(c.rows, tiling.row_tiles, tile / tiling.column_tiles);
   const Range columns = split_range(c.columns, tiling.column_tiles, tile % tiling.column_tiles);
-  sgemm(part_of(c, rows, columns), shifted(a, rows.begin, 0), shifted(b, 0, columns.begin));
-  return rows;
+  return {rows, part_of(c, rows, columns), shifted(a, rows.begin, 0), shifted(b, 0, columns.begin)};
 }
 
 }  // namespace biomoe::cpu

@@ -24,9 +24,15 @@ struct Product {
   bool accumulate = false;
 };
 
+// What the same thread will probably multiply next: its b is asked for from memory meanwhile.
+struct NextProduct {
+  Product c{};
+  Matrix b{};
+};
+
 // c = a b, or c += a b. Any size may be 0; without accumulate what c held is ignored, NaN included. Neither
 // allocates nor throws. An element of c depends on its row of a and its column of b alone, to the bit.
-void sgemm(const Product& c, const Matrix& a, const Matrix& b);
+void sgemm(const Product& c, const Matrix& a, const Matrix& b, const NextProduct& next = {});
 
 // Columns of the block of the result that the kernel keeps in registers: two of the widest vectors.
 #if defined(__AVX512F__)
@@ -54,7 +60,12 @@ struct Tiling {
 inline constexpr int64_t kEnoughTiles = 16;
 Tiling tile_product(const Product& c, const Matrix& a, int64_t enough_tiles = kEnoughTiles);
 
-// Computes tile `tile` of [0, tiling.count()); returns its rows.
-Range sgemm_tile(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile);
+// Tile `tile` of [0, tiling.count()), which is a product by itself, and its rows.
+struct Tile {
+  Range rows;
+  Product c;
+  Matrix a, b;
+};
+Tile tile_of(const Product& c, const Matrix& a, const Matrix& b, const Tiling& tiling, int64_t tile);
 
 }  // namespace biomoe::cpu
