@@ -22,7 +22,7 @@ class Transport {
 
   // Sends and receives all of these and returns when all are done. Messages of one tag between two ranks
   // match in their order and have the same size on both sides. When that takes longer than the timeout, times
-  // the patience, the transport gives up in one line "rank R: WHAT was not completed within S s: waiting for
+  // the patience, the transport gives up in one line "rank R: WHAT did not complete within S s: waiting for
   // rank P": MPI's ends the process with status 1, since the others cannot go on either; that of threads
   // throws failure.
   virtual void exchange(std::span<const Message> sends, std::span<const Message> receives, int tag,

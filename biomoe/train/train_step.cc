@@ -117,7 +117,7 @@ void StepRunner::wait_sync() {
   const Comm& world = mesh_->world();
   mesh_->world().barrier("the start of the step");
   if (device_wait_sync(model_.context(), wait_limit_s_)) return;
-  give_up(fmt::format("rank {}: the step's work on the GPU was not completed within {:.3g} s", world.rank(),
+  give_up(fmt::format("rank {}: the step's work on the GPU did not complete within {:.3g} s", world.rank(),
                       wait_limit_s_));
 }
 

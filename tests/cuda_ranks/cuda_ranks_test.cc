@@ -221,7 +221,7 @@ TEST_F(CudaRanks, ARankThatStopsAnsweringIsNamed) {
   const Outcome outcome = child.wait();
   EXPECT_LT(now_seconds() - begin, 50);
   EXPECT_EQ(outcome.status, 1) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("was not completed within"));
+  EXPECT_THAT(outcome.err, HasSubstr("did not complete within"));
   EXPECT_EQ(run({"checkpoint", "verify", "run"}).status, 0);
 }
 

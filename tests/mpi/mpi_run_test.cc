@@ -151,7 +151,7 @@ TEST_F(MpiRun, ARankThatStopsAnsweringIsNamed) {
   const Outcome outcome = child.wait();
   EXPECT_LT(now_seconds() - begin, 50);  // in a save the wait is longer
   EXPECT_EQ(outcome.status, 1) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("was not completed within"));
+  EXPECT_THAT(outcome.err, HasSubstr("did not complete within"));
   EXPECT_THAT(outcome.err, HasSubstr("waiting for rank 1"));
   EXPECT_EQ(run({"checkpoint", "verify", "run"}).status, 0);
 }

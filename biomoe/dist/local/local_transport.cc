@@ -68,7 +68,7 @@ class LocalTransport : public Transport {
   [[noreturn]] void give_up(std::string_view what, double seconds, int peer, std::span<const Message> sends,
                             int tag) {
     for (const Message& message : sends) post_->letters[{rank_, message.peer, tag}].clear();
-    throw failure("rank {}: {} was not completed within {:.3g} s: waiting for rank {}", rank_, what, seconds,
+    throw failure("rank {}: {} did not complete within {:.3g} s: waiting for rank {}", rank_, what, seconds,
                   peer);
   }
 

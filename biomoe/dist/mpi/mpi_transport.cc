@@ -66,7 +66,7 @@ class MpiTransport : public Transport {
   explicit MpiTransport(double timeout_s) : timeout_s_(timeout_s) {
     {
       const Watchdog watchdog(
-          timeout_s, fmt::format("start-up of the ranks was not completed within {:.3g} s", timeout_s));
+          timeout_s, fmt::format("start-up of the ranks did not complete within {:.3g} s", timeout_s));
       int provided = 0;
       check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), 0, "MPI_Init_thread");
     }
@@ -84,7 +84,7 @@ class MpiTransport : public Transport {
     if (std::uncaught_exceptions() > exceptions_) return;
     const Watchdog watchdog(
         timeout_s_,
-        fmt::format("rank {}: the end of the run was not completed within {:.3g} s", rank_, timeout_s_));
+        fmt::format("rank {}: the end of the run did not complete within {:.3g} s", rank_, timeout_s_));
     MPI_Finalize();
   }
 
@@ -116,7 +116,7 @@ class MpiTransport : public Transport {
         g_last_words.waiting.store(true, std::memory_order_release);
       }
       if (now_seconds() - begin > seconds) {
-        give_up(fmt::format("rank {}: {} was not completed within {:.3g} s: waiting for rank {}", rank_, what,
+        give_up(fmt::format("rank {}: {} did not complete within {:.3g} s: waiting for rank {}", rank_, what,
                             seconds, pending_peers()));
       }
       std::this_thread::sleep_for(kSleep);

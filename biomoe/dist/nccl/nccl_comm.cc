@@ -169,10 +169,10 @@ class NcclComm : public Comm {
     std::string text(id.internal, sizeof(id.internal));
     text = broadcast_text(*host_, text, 0, kWhat);
     std::memcpy(id.internal, text.data(), sizeof(id.internal));
-    const Watchdog watchdog(
-        timeout_s_, fmt::format("rank {}: {} was not completed within {:.3g} s: waiting for the other "
-                                "ranks' GPUs",
-                                rank(), kWhat, timeout_s_));
+    const Watchdog watchdog(timeout_s_,
+                            fmt::format("rank {}: {} did not complete within {:.3g} s: waiting for the other "
+                                        "ranks' GPUs",
+                                        rank(), kWhat, timeout_s_));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     if (group_->most_blocks > 0) config.maxCTAs = group_->most_blocks;
     check(ncclCommInitRankConfig(&group_->comm, size(), id, rank(), &config), kWhat);

@@ -96,7 +96,7 @@ class TcpTransport : public Transport {
       if (!waiting) return;
       const double left = deadline - now_seconds();
       if (left <= 0) {
-        give_up(fmt::format("rank {}: {} was not completed within {:.3g} s: waiting for rank {}", rank_, what,
+        give_up(fmt::format("rank {}: {} did not complete within {:.3g} s: waiting for rank {}", rank_, what,
                             seconds, first_waited_for()));
       }
       poll(polled_.data(), polled_.size(), static_cast<int>(std::min(left, 1.0) * 1000) + 1);
@@ -176,7 +176,7 @@ class TcpTransport : public Transport {
       if (static_cast<int>(peer) == rank_ || sockets_[peer]) continue;
       missing += fmt::format("{}{}", missing.empty() ? "" : ", ", peer);
     }
-    throw failure("rank {}: start-up of the ranks was not completed within {:.3g} s: waiting for rank {}",
+    throw failure("rank {}: start-up of the ranks did not complete within {:.3g} s: waiting for rank {}",
                   rank_, timeout_s_, missing.empty() ? "0" : missing);
   }
 

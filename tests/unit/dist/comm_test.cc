@@ -167,7 +167,7 @@ TEST(Comm, ARankThatDoesNotAnswerIsNamed) {
       0.2);
   ASSERT_EQ(lines.size(), 2u);
   for (const std::string& line : lines)
-    EXPECT_THAT(line, HasSubstr("the end of step 7 was not completed within 0.2 s: waiting for rank 1"));
+    EXPECT_THAT(line, HasSubstr("the end of step 7 did not complete within 0.2 s: waiting for rank 1"));
 }
 
 TEST(Comm, PatienceMakesTheWaitLonger) {
