@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "biomoe/core/error.h"
 #include "biomoe/model/block.h"
@@ -204,13 +205,18 @@ void Fp8State::lay_out_codes(TensorAllocator& allocator, const ModelConfig& mode
     down_gradient = allocate_gradient_codes(allocator, {R, weights[kDown].out, weights[kDown].in});
   }
   memory.codes.resize(static_cast<size_t>(model.num_hidden_layers));
+  std::array<std::optional<LayerCodes>, kNumProducts> of_any_layer;
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
     if (!fp8_layer(model, layer)) continue;
     for (size_t i = 0; i < kNumProducts; ++i) {
       if (!obstacles[i].empty()) continue;
       LayerCodes& codes = memory.codes[static_cast<size_t>(layer)][i];
-      codes =
-          allocate_weight_codes(allocator, weights[i].experts, weights[i].out, weights[i].in, shape.training);
+      const bool shared = i == kGateUp || i == kDown ? shape.shards_experts : shape.shards_dense;
+      if (!shared || !of_any_layer[i]) {
+        of_any_layer[i] = allocate_weight_codes(allocator, weights[i].experts, weights[i].out, weights[i].in,
+                                                shape.training);
+      }
+      codes = *of_any_layer[i];
       codes.rows = rows;
       if (i == kDown) codes.rows.gradient = down_gradient;
     }

@@ -27,6 +27,9 @@ struct Fp8StateShape {
   int64_t tokens = 0;  // of a micro-batch, at most
   bool training = true;
   bool keeps_weights = false;  // where they can be, and fp8_recipe_kwargs.keep_weights, see MxWeights
+  // Weights that ranks shard are whole only while they are used, and so are their codes: of one layer at a
+  // time.
+  bool shards_dense = false, shards_experts = false;
   Device device = Device::kCpu;
   ExpertFfnMode mode = ExpertFfnMode::kGroupedLinear;
   ExpertSplit split{};

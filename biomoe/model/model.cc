@@ -192,8 +192,9 @@ void Model::set_up_codes() {
                          const OperandQuantizer& quantizer) {
       if (!quantizer.keeps_weights()) return;
       const TensorView w_EOI = as_experts(w);
-      coded_.push_back({stage, kNoParameter, w_EOI, &quantizer});
-      if (!name) return;
+      const bool shared = parameters_.shards() && parameters_.region(stage).copies > 1;
+      coded_.push_back({stage, kNoParameter, w_EOI, &quantizer, shared});
+      if (!name || shared) return;
       coded_.back().parameter =
           parameters_.index_of(parameters_.find(fmt::format("model.layers.{}.{}", layer, name)));
       weight_codes_[coded_.back().parameter] = quantizer.weight_codes();
@@ -334,11 +335,11 @@ void Model::run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route
 }
 
 // Once a step, since weights change between steps only, and what updates write is there already; outside of
-// one, where they may have changed, every time.
+// one, where they may have changed, every time; and where layers take turns, in every pass.
 void Model::quantize_weights(int64_t stage) {
   for (const CodedWeights& coded : coded_) {
     if (coded.stage != stage) continue;
-    const bool there = in_step_ && (coded.updated || weights_quantized_);
+    const bool there = in_step_ && !coded.shared && (coded.updated || weights_quantized_);
     if (!there) coded.quantizer->quantize_weights(ctx_, coded.weights_EOI);
   }
 }
@@ -399,8 +400,10 @@ void Model::backward(const DeviceBatch& batch, double balance_coef, double z_coe
   for (int64_t layer = config_.num_hidden_layers - 1; layer >= 0; --layer) {
     const auto index = static_cast<size_t>(layer);
     if (shards_) {
-      shards_->before_backward(ParameterList::experts_stage(layer), accumulate);
-      shards_->before_backward(ParameterList::dense_stage(layer), accumulate);
+      for (const int64_t stage : {ParameterList::experts_stage(layer), ParameterList::dense_stage(layer)}) {
+        shards_->before_backward(stage, accumulate);
+        quantize_weights(stage);
+      }
     }
     if (recomputed(layer)) {
       block_attention_forward(ctx_, inputs_, block_weights_[index], TensorView(), act_.blocks[index],

@@ -118,8 +118,11 @@ StepTime estimate_gpu_step_time(const RunConfig& config, int64_t dp_size) {
   time.flops_per_second = time.flops / (products * (1 + recomputed / 3));
   const ParameterList parameters(config.model, {.size = mesh});
   // Codes of weights for both directions: AdamW writes them with weights that it updates whole, others are
-  // read for them. Emulated, weights are read and written in each direction of each micro-batch.
-  const double codes = static_cast<double>(quantized.native + quantized.kept) * (mesh.dp == 1 ? 2 : 4);
+  // read for them; where ranks shard them, in each pass of each micro-batch. Emulated, weights are read and
+  // written in each direction of each micro-batch.
+  const bool sharded = config.parallelism.shard_parameters && mesh.dp > 1;
+  const double a_weight = sharded ? 8.0 * static_cast<double>(config.grad_acc_steps) : mesh.dp == 1 ? 2 : 4;
+  const double codes = static_cast<double>(quantized.native + quantized.kept) * a_weight;
   time.update_seconds = (static_cast<double>(parameters.owned_elements()) * bytes + codes) / kBytesPerSecond;
   time.quantize_seconds =
       static_cast<double>(quantized.emulated * config.grad_acc_steps) * 8 / kBytesPerSecond;

@@ -96,17 +96,29 @@ TEST_F(CudaRanks, FourRanksTrainAsOneGpuDoes) {
 }
 
 // Four ranks have a micro-batch each, whose gradients are summed in the same order either way. The sharded
-// run is stopped once and goes on.
+// run is stopped once and goes on. In 8 bits layers take turns at memory for codes.
 TEST_F(CudaRanks, ShardedParametersTrainBitForBitAsCopiesDo) {
-  for (const auto& [ep, states] : {std::pair{1, "bf16"}, std::pair{2, "fp32"}}) {
+  const struct {
+    int ep;
+    const char *states, *recipe;
+  } cases[] = {
+      {1, "bf16", ""}, {2, "fp32", ""}, {1, "bf16", "MXFP8BlockScaling"}, {2, "fp32", "Float8BlockScaling"}};
+  for (const auto& [ep, states, recipe] : cases) {
+    const auto name = [&](bool sharded) {
+      return fmt::format("{}{}{}", sharded ? "sharded" : "copied", ep, recipe);
+    };
     const auto train = [&](bool sharded, const char* steps) {
-      const std::string run = fmt::format("{}{}", sharded ? "sharded" : "copied", ep);
-      const Outcome outcome =
-          run_ranks(4, gpu_training(run, 4,
-                                    {"config_kwargs.num_hidden_layers=5", "deterministic=true", steps,
-                                     fmt::format("parallelism.shard_parameters={}", sharded),
-                                     fmt::format("parallelism.ep_size={}", ep),
-                                     fmt::format("optimizer_states={}", states)}));
+      std::vector<std::string> settings{"config_kwargs.num_hidden_layers=5",
+                                        "deterministic=true",
+                                        steps,
+                                        fmt::format("parallelism.shard_parameters={}", sharded),
+                                        fmt::format("parallelism.ep_size={}", ep),
+                                        fmt::format("optimizer_states={}", states)};
+      if (*recipe) {
+        settings.push_back("fp8_config.enabled=true");
+        settings.push_back(fmt::format("fp8_config.fp8_recipe={}", recipe));
+      }
+      const Outcome outcome = run_ranks(4, gpu_training(name(sharded), 4, settings));
       ASSERT_EQ(outcome.status, 0) << outcome.err;
       EXPECT_EQ(outcome.out.find("parameters sharded") != std::string::npos, sharded);
     };
@@ -114,7 +126,7 @@ TEST_F(CudaRanks, ShardedParametersTrainBitForBitAsCopiesDo) {
     train(true, "num_train_steps=3");
     train(true, "num_train_steps=6");
     for (const char* key : {"loss", "aux_loss", "grad_norm"})
-      EXPECT_EQ(difference(key, fmt::format("sharded{}", ep), fmt::format("copied{}", ep)), 0.0) << ep;
+      EXPECT_EQ(difference(key, name(true), name(false)), 0.0) << ep << " " << recipe;
   }
 }
 

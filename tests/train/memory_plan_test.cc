@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "biomoe/checkpoint/async_saver.h"
+#include "biomoe/model/model_layout.h"
 #include "biomoe/train/model_image.h"
 #include "biomoe/train/trainer.h"
 #include "tests/test_folder.h"
@@ -114,6 +115,39 @@ TEST_F(MemoryPlan, OfAGpuIsForTheWaysThatItsRunTakes) {
   config_.portable_kernels = true;
   EXPECT_EQ(planned_limits(config_, true, Device::kCuda).expert_ffn_mode, ExpertFfnMode::kLoop);
   EXPECT_NE(planned().gpu_total(), automatic);
+}
+
+// Codes of weights that ranks shard are of one layer at a time.
+TEST_F(MemoryPlan, OfShardedWeightsHasTheCodesOfALayer) {
+  if (target_capability(Device::kCuda) != 90) GTEST_SKIP() << "for compute capability 9.0";
+  config_.device = DeviceChoice::kCuda;
+  config_.model.hidden_size = config_.model.intermediate_size = 128;
+  config_.model.head_dim = 32;
+  config_.model.num_attention_heads = 4;
+  config_.model.num_key_value_heads = 2;
+  config_.model.num_hidden_layers = 6;
+  config_.fp8_config.enabled = true;
+  config_.parallelism.dp_size = 4;
+  const auto codes = [&](Fp8Recipe recipe, bool sharded, int64_t ep) {
+    config_.fp8_config.fp8_recipe = recipe;
+    config_.parallelism.shard_parameters = sharded;
+    config_.parallelism.ep_size = ep;
+    ModelLimits limits = planned_limits(config_, true, Device::kCuda);
+    limits.place.shards = sharded;
+    limits.place.size = {.dp = ep > 1 ? 1 : 4, .ep = ep};
+    return static_cast<double>(Fp8State::planned_bytes(config_.model, fp8_shape(config_.model, limits)));
+  };
+  planned();
+  const int64_t D = 128, F = 128;
+  const auto experts = static_cast<double>(config_.model.num_local_experts * 3 * F * D);
+  const auto dense = static_cast<double>(config_.model.qkv_width() * D + D * D);
+  constexpr auto kBlock = Fp8Recipe::kFloat8BlockScaling, kMx = Fp8Recipe::kMxfp8BlockScaling;
+  EXPECT_NEAR(codes(kBlock, false, 1) - codes(kBlock, true, 1), 5 * 2 * (experts + dense), 0.01 * experts);
+  EXPECT_NEAR(codes(kBlock, false, 4) - codes(kBlock, true, 4), 5 * 2 * dense, 0.01 * experts);
+  // In MXFP8 nothing is kept then, and there is memory for the largest operand instead.
+  EXPECT_GT(codes(kMx, false, 1) - codes(kMx, true, 1), 5 * 2 * (experts + dense));
+  config_.fp8_config.fp8_recipe_kwargs.keep_weights = false;
+  EXPECT_EQ(codes(kMx, false, 1), codes(kMx, true, 1));
 }
 
 TEST_F(MemoryPlan, RefusedOnlyWhenWhatIsStillMissingDoesNotFit) {
