@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -45,6 +46,25 @@ std::vector<std::string> inputs_of(const LoadedModel& loaded, const DataReport& 
   return inputs;
 }
 
+// A score of bases that the run was trained on says nothing about others.
+void tell_what_was_trained_on(const DataConfig& of_run, const EvalOptions& options) {
+  const double scored = options.holdout_fraction > 0 ? options.holdout_fraction : 1.0;
+  if (scored <= of_run.validation_fraction) return;
+  for (const std::string& path : options.data) {
+    const auto same = [&path](const std::string& trained) {
+      std::error_code unknown;  // of files that are gone: then it is not known
+      return std::filesystem::equivalent(path, trained, unknown);
+    };
+    if (std::none_of(of_run.path.begin(), of_run.path.end(), same)) continue;
+    tell(stderr, "note: the run was trained on {}, {}: part of what is scored here was seen in training\n",
+         path,
+         of_run.validation_fraction > 0
+             ? fmt::format("but for the last {:g} of the bases", of_run.validation_fraction)
+             : "all of it");
+    return;
+  }
+}
+
 void run(const EvalOptions& options) {
   if (!options.json.empty()) require_creatable(options.json);
   LoadedModel loaded = load_model(
@@ -81,6 +101,7 @@ void run(const EvalOptions& options) {
          found.unknown, found.bases, loaded.vocabulary.name());
   }
   if (!options.json.empty()) require_not_an_input(options.json, inputs_of(loaded, found));
+  tell_what_was_trained_on(loaded.data, options);
   const Evaluation evaluation =
       evaluate(*loaded.model, part, loaded.vocabulary, validation_loader_options(data));
   nlohmann::json report = {{"checkpoint", loaded.path},

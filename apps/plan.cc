@@ -9,6 +9,7 @@
 #include "biomoe/model/model_layout.h"
 #include "biomoe/train/memory_plan.h"
 #include "biomoe/train/progress.h"
+#include "biomoe/train/run_match.h"
 #include "biomoe/train/step_time.h"
 #include "biomoe/train/trainer.h"
 
@@ -100,6 +101,7 @@ void run(const ConfigOptions& options, const std::string& json_path) {
   ParallelismConfig& mesh = config.parallelism;
   mesh.dp_size = planned_mesh(mesh.dp_size, mesh.ep_size, config.model.num_local_experts).dp;
   require_supported(config, planned_device(config.device), {.dp = mesh.dp_size, .ep = mesh.ep_size});
+  check_init_from(config);
   const RunMemory memory = plan_run_memory(config, dataset ? &*dataset : nullptr);
   const ParameterList parameters(config.model);
   const StepTime time = estimate_step_time(config);

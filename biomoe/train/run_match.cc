@@ -124,6 +124,12 @@ std::string model_difference(const ModelConfig& checkpoint, const ModelConfig& r
   return first_difference(model_json(checkpoint), model_json(run));
 }
 
+void check_init_from(const RunConfig& config) {
+  if (config.init_from.empty()) return;
+  const std::string difference = model_difference(read_hf_config(config.init_from).model, config.model);
+  if (!difference.empty()) throw user_error("init_from={}: {}", config.init_from, difference);
+}
+
 std::string training_differences(const RunConfig& before, const RunConfig& now) {
   RunConfig copies[] = {before, now};  // visit() is for reading and writing
   const FieldList a = FieldList::of(copies[0]), b = FieldList::of(copies[1]);

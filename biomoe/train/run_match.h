@@ -17,6 +17,9 @@ nlohmann::json model_json(const ModelConfig& config);
 // The first key in which two models differ, as first_difference; empty when they are one.
 std::string model_difference(const ModelConfig& checkpoint, const ModelConfig& run);
 
+// user_error where init_from is of another model, or cannot be read; nothing where there is none.
+void check_init_from(const RunConfig& config);
+
 // The keys, apart from those of the model, in which two configurations train differently, as
 // "seed=1 (now 2), dataset.stride=0 (now 8)"; empty when there are none. Where a run keeps its files, what it
 // runs on, how long and what it tells are no such keys.

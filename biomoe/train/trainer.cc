@@ -126,6 +126,7 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
       ranks_(std::move(ranks)),
       started_seconds_(started_seconds) {
   resolve_model(resolved_, dataset_.vocabulary);
+  check_init_from(config_);
   require_targets(dataset_, config_.dataset);
   require_memory_here(plan_run_memory(config_, &dataset_), ranks_->on_host);
   const ModelConfig& model = config_.model;
@@ -154,9 +155,6 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
   if (config_.init_from.empty()) {
     image_->initialize(static_cast<uint64_t>(config_.seed));
   } else {
-    const HfConfig source = read_hf_config(config_.init_from);
-    const std::string difference = model_difference(source.model, model);
-    if (!difference.empty()) throw user_error("init_from={}: {}", config_.init_from, difference);
     image_->fill([&](float* flat) { import_hf(config_.init_from, model, model_->parameters(), flat); });
   }
   resume();

@@ -78,6 +78,24 @@ TEST_F(Chain, EvaluationIsTheTrainersValidation) {
   EXPECT_EQ(parsed("eval.json")["total"]["bases"], summary["validation"]["bases"]);
 }
 
+// Whatever name the file goes by. Nothing is said of other sequences, or where nothing was trained on.
+TEST_F(Chain, EvaluationTellsOfBasesThatWereTrainedOn) {
+  ASSERT_EQ(train("run", {"dataset.validation_fraction=0.1"}).status, 0);
+  fs::create_symlink(path("genome.fa"), path("link.fa"));
+  write("other.fa", ">r\n" + std::string(200, 'A') + "\n");
+  const auto told = [&](const char* data, const char* fraction) {
+    return ran({"eval", "--device", "cpu", "--checkpoint", path("run"), "--data", path(data),
+                "--holdout-fraction", fraction})
+               .err.find("seen in training") != std::string::npos;
+  };
+  EXPECT_FALSE(told("genome.fa", "0.1"));
+  EXPECT_FALSE(told("genome.fa", "0.05"));
+  EXPECT_TRUE(told("genome.fa", "0.2"));
+  EXPECT_TRUE(told("genome.fa", "0"));
+  EXPECT_TRUE(told("link.fa", "0.2"));
+  EXPECT_FALSE(told("other.fa", "0"));
+}
+
 TEST_F(Chain, ExportedAndImportedWeightsAreTheSameModel) {
   ASSERT_EQ(train("run").status, 0);
   const double nats = evaluated("run");

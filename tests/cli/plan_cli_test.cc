@@ -111,6 +111,11 @@ TEST_F(Plan, RefusesWhatTheRunWouldRefuse) {
           {"heads are 256 wide", "up to 128 with portable_kernels"});
   refuses({"sanity_check=true", "num_train_steps=1"}, {"sanity_check=true", "num_train_steps above 1"});
   refuses({"parallelism.ep_size=2", "init_from=elsewhere"}, {"init_from", "checkpoint import elsewhere"});
+  refuses({"init_from=elsewhere"}, {"elsewhere"});
+  ASSERT_EQ(train("other", {"num_train_steps=1"}).status, 0);
+  ASSERT_EQ(run({"checkpoint", "export", path("other"), path("hf")}).status, 0);
+  refuses({"init_from=" + path("hf"), "config_kwargs.intermediate_size=96"},
+          {"init_from=", "intermediate_size"});
 }
 
 TEST_F(Plan, In8BitsItSaysWhichProductsAreNative) {
