@@ -65,10 +65,14 @@ AGENT
 chmod +x "$work/on" "$work/agent"
 
 config=(--config-name L0_sanity num_threads=1 "parallelism.timeout_s=$timeout_s" "${@:2}")
+# logged COMMAND...: shows what it printed if it fails.
+logged() { "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; return 1; }; }
+# over_mpi RUN HOSTS ARGUMENTS...: four ranks of mpirun.
 over_mpi() {
-  "$work/on" "${hosts[0]}" env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+  logged "$work/on" "${hosts[0]}" env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     mpirun --mca plm_rsh_agent "$work/agent" --mca btl_tcp_if_include 10.231.7.0/24 \
-    --mca oob_tcp_if_include 10.231.7.0/24 --bind-to none -np 4 --host "$1" "$program" train "${config[@]}" "${@:2}"
+    --mca oob_tcp_if_include 10.231.7.0/24 --bind-to none -np 4 --host "$2" "$program" train "${config[@]}" \
+    parallelism.ep_size=2 "run_dir=$work/$1" "${@:3}"
 }
 both="${hosts[0]}:2,${hosts[1]}:2"
 # losses RUN: one a step.
@@ -83,14 +87,13 @@ same_as_one_host() {
 }
 
 part="one host"
-over_mpi "${hosts[0]}:4" parallelism.ep_size=2 "run_dir=$work/one" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
+over_mpi one "${hosts[0]}:4"
 part="two hosts, mpirun: the losses are those of one host"
-over_mpi "$both" parallelism.ep_size=2 "run_dir=$work/two" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
+over_mpi two "$both"
 grep -q "2 on this host" "$work/log"
 same_as_one_host two
 part="two hosts, parameters sharded"
-over_mpi "$both" parallelism.ep_size=2 parallelism.shard_parameters=true "run_dir=$work/sharded" >"$work/log" 2>&1 ||
-  { cat "$work/log" >&2; exit 1; }
+over_mpi sharded "$both" parallelism.shard_parameters=true
 same_as_one_host sharded
 
 # over_tcp RUN ARGUMENTS...: a rank a host, started by the variables that torchrun sets.
@@ -101,9 +104,12 @@ over_tcp() {
       "$program" train "${config[@]}" "run_dir=$work/$1" "${@:2}" >"$work/log$rank" 2>&1 &
   done
 }
+both_pass() {
+  wait -n && wait -n || { cat "$work"/log[01] >&2; return 1; }
+}
 part="two hosts, torchrun's variables"
 over_tcp torchrun
-wait -n && wait -n || { cat "$work"/log[01] >&2; exit 1; }
+both_pass
 grep -q "^PASS" "$work/log0"
 echo "passed: $part"
 
@@ -155,6 +161,6 @@ cable up
 part="the run goes on after that"
 last=$(basename "$(ls -d "$work"/cut/checkpoints/step_* | sort -t_ -k2 -n | tail -n1)")
 over_tcp cut sanity_check=false "num_train_steps=$((${last#step_} + 5))"
-wait -n && wait -n || { cat "$work"/log[01] >&2; exit 1; }
+both_pass
 grep -q "$last" "$work/log0"
 echo "passed: $part (from $last)"

@@ -55,11 +55,29 @@ std::array<std::string, kNumProducts> native_obstacles(const ModelConfig& model,
   return obstacles;
 }
 
-// Whether what the codes of weights [.., out, in], of products that are emulated, stand for is kept.
-bool keeps_weights(const Fp8StateShape& shape, const WeightShape& weights) {
-  return shape.keeps_weights && shape.config.fp8_recipe == Fp8Recipe::kMxfp8BlockScaling &&
-         shape.config.fp8_recipe_kwargs.keep_weights && weights.out % MxWeights::kBlock == 0 &&
-         weights.in % MxWeights::kBlock == 0;
+constexpr bool of_experts(size_t product) {
+  return product == kGateUp || product == kDown;
+}
+
+// Of each product, whether what the codes of its weights stand for is kept, see MxWeights.
+std::array<bool, kNumProducts> kept_weights(const ModelConfig& model, const Fp8StateShape& shape) {
+  constexpr int64_t kBlock = MxWeights::kBlock;
+  const bool any = shape.training && shape.device != Device::kCpu && !shape.place.shards &&
+                   shape.config.fp8_recipe == Fp8Recipe::kMxfp8BlockScaling &&
+                   shape.config.fp8_recipe_kwargs.keep_weights;
+  const auto weights = weight_shapes(model, shape);
+  const auto obstacles = native_obstacles(model, shape);
+  std::array<bool, kNumProducts> kept{};
+  for (size_t i = 0; i < kNumProducts; ++i) {
+    kept[i] = any && !obstacles[i].empty() && weights[i].out % kBlock == 0 && weights[i].in % kBlock == 0;
+  }
+  return kept;
+}
+
+// Weights that ranks shard are whole only while they are used, and so are their codes: layers take turns.
+bool codes_in_turns(const Fp8StateShape& shape, size_t product) {
+  const MeshSize& size = shape.place.size;
+  return shape.place.shards && (of_experts(product) ? size.dp : size.world()) > 1;
 }
 
 int64_t scales_a_layer(int64_t experts) {
@@ -79,15 +97,14 @@ QuantizedWeights quantized_weights(const ModelConfig& model, const Fp8StateShape
   if (!shape.config.enabled) return count;
   const auto weights = weight_shapes(model, shape);
   const auto obstacles = native_obstacles(model, shape);
+  const auto kept = kept_weights(model, shape);
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
     if (!fp8_layer(model, layer)) continue;
     for (size_t i = 0; i < kNumProducts; ++i) {
       const auto& [experts, out, in] = weights[i];
-      const bool expert = i == kGateUp || i == kDown;
-      (obstacles[i].empty()               ? count.native
-       : keeps_weights(shape, weights[i]) ? count.kept
-                                          : count.emulated) += experts * out * in;
-      if (obstacles[i].empty()) count.native_active += (expert ? model.num_experts_per_tok : 1) * out * in;
+      (obstacles[i].empty() ? count.native : kept[i] ? count.kept : count.emulated) += experts * out * in;
+      if (obstacles[i].empty())
+        count.native_active += (of_experts(i) ? model.num_experts_per_tok : 1) * out * in;
     }
   }
   return count;
@@ -140,15 +157,16 @@ Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig
   const int64_t R = moe.rows(T);
   const auto weights = weight_shapes(model, shape);
   const auto obstacles = native_obstacles(model, shape);
+  const auto kept = kept_weights(model, shape);
   std::array<int64_t, kOperands> elements{};  // activations, weights, gradients: of the largest product
   for (size_t i = 0; i < kNumProducts; ++i) {
     // The experts' rows are padded, so that what can be native is; projections of odd rows are emulated.
-    const bool expert = i == kGateUp || i == kDown;
+    const bool expert = of_experts(i);
     if (expert && obstacles[i].empty()) continue;
     const auto& [experts, out, in] = weights[i];
     const int64_t rows = expert ? R : T;
     elements[0] = std::max(elements[0], rows * in);
-    if (!keeps_weights(shape, weights[i])) elements[1] = std::max(elements[1], experts * out * in);
+    if (!kept[i]) elements[1] = std::max(elements[1], experts * out * in);
     if (shape.training) elements[2] = std::max(elements[2], rows * out);
   }
   for (size_t i = 0; i < elements.size(); ++i)
@@ -164,16 +182,16 @@ Fp8State::Memory Fp8State::lay_out(TensorAllocator& allocator, const ModelConfig
 void Fp8State::lay_out_mx_weights(TensorAllocator& allocator, const ModelConfig& model,
                                   const Fp8StateShape& shape, Memory& memory) {
   const auto weights = weight_shapes(model, shape);
-  const auto obstacles = native_obstacles(model, shape);
+  const auto kept = kept_weights(model, shape);
   memory.mx_weights.resize(static_cast<size_t>(model.num_hidden_layers));
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
     if (!fp8_layer(model, layer)) continue;
     for (size_t i = 0; i < kNumProducts; ++i) {
-      if (obstacles[i].empty() || !keeps_weights(shape, weights[i])) continue;
-      MxWeights& kept = memory.mx_weights[static_cast<size_t>(layer)][i];
-      kept = allocate_mx_weights(allocator, shape.types.activation, weights[i].experts, weights[i].out,
-                                 weights[i].in);
-      kept.rule = quantization_spec(shape.config, Operand::kWeight, false).rule;
+      if (!kept[i]) continue;
+      MxWeights& of_layer = memory.mx_weights[static_cast<size_t>(layer)][i];
+      of_layer = allocate_mx_weights(allocator, shape.types.activation, weights[i].experts, weights[i].out,
+                                     weights[i].in);
+      of_layer.rule = quantization_spec(shape.config, Operand::kWeight, false).rule;
     }
   }
 }
@@ -188,7 +206,7 @@ void Fp8State::lay_out_codes(TensorAllocator& allocator, const ModelConfig& mode
   for (size_t i = 0; i < kNumProducts; ++i) {
     if (!obstacles[i].empty()) continue;
     const auto& [experts, out, in] = weights[i];
-    const int64_t rows = i == kGateUp || i == kDown ? R : shape.tokens;
+    const int64_t rows = of_experts(i) ? R : shape.tokens;
     products.push_back({rows, out, in, experts});
   }
   if (products.empty()) return;
@@ -205,18 +223,19 @@ void Fp8State::lay_out_codes(TensorAllocator& allocator, const ModelConfig& mode
     down_gradient = allocate_gradient_codes(allocator, {R, weights[kDown].out, weights[kDown].in});
   }
   memory.codes.resize(static_cast<size_t>(model.num_hidden_layers));
-  std::array<std::optional<LayerCodes>, kNumProducts> of_any_layer;
+  std::array<std::optional<LayerCodes>, kNumProducts> last;
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
     if (!fp8_layer(model, layer)) continue;
     for (size_t i = 0; i < kNumProducts; ++i) {
       if (!obstacles[i].empty()) continue;
       LayerCodes& codes = memory.codes[static_cast<size_t>(layer)][i];
-      const bool shared = i == kGateUp || i == kDown ? shape.shards_experts : shape.shards_dense;
-      if (!shared || !of_any_layer[i]) {
-        of_any_layer[i] = allocate_weight_codes(allocator, weights[i].experts, weights[i].out, weights[i].in,
-                                                shape.training);
+      const bool in_turns = codes_in_turns(shape, i);
+      if (!in_turns || !last[i]) {
+        last[i] = allocate_weight_codes(allocator, weights[i].experts, weights[i].out, weights[i].in,
+                                        shape.training);
       }
-      codes = *of_any_layer[i];
+      codes = *last[i];
+      codes.in_turns = in_turns;
       codes.rows = rows;
       if (i == kDown) codes.rows.gradient = down_gradient;
     }
@@ -231,7 +250,7 @@ Fp8State::Fp8State(Context& ctx, const ModelConfig& model, const Fp8StateShape& 
     : config_(shape.config),
       experts_(model.num_local_experts),
       held_(moe_shape(model, shape.types, shape.split).held_experts()) {
-  first_held_ = shape.ep_rank * held_;
+  first_held_ = shape.place.ep_rank * held_;
   const Fp8Config& config = shape.config;
   if (!config.enabled) return;
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer)
@@ -272,7 +291,7 @@ BlockQuantizers Fp8State::block(int64_t layer) const {
     products[i]->mx_weights = memory_.mx_weights.at(static_cast<size_t>(layer))[i];
     if (!delayed()) continue;
     for (DelayedScales& scales : products[i]->delayed) {
-      const bool expert = i == kGateUp || i == kDown;
+      const bool expert = of_experts(i);
       const Shape shape{expert ? held_ : groups[i]};
       const int64_t first = next + (expert ? first_held_ : 0);
       scales.scales_G = TensorView(memory_.scales_N.f32() + first, DType::kF32, shape);

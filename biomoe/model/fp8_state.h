@@ -8,6 +8,7 @@
 
 #include "biomoe/core/arena.h"
 #include "biomoe/core/context.h"
+#include "biomoe/dist/mesh.h"
 #include "biomoe/model/compute_types.h"
 #include "biomoe/model/model_config.h"
 #include "biomoe/moe/moe_layer.h"
@@ -26,14 +27,10 @@ struct Fp8StateShape {
   ComputeTypes types{};
   int64_t tokens = 0;  // of a micro-batch, at most
   bool training = true;
-  bool keeps_weights = false;  // where they can be, and fp8_recipe_kwargs.keep_weights, see MxWeights
-  // Weights that ranks shard are whole only while they are used, and so are their codes: of one layer at a
-  // time.
-  bool shards_dense = false, shards_experts = false;
   Device device = Device::kCpu;
   ExpertFfnMode mode = ExpertFfnMode::kGroupedLinear;
   ExpertSplit split{};
-  int64_t ep_rank = 0;  // which of the split's ranks this is
+  MeshPlace place{};  // of this rank, which of the split's it is
 };
 
 class Fp8State {

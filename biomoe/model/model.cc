@@ -192,9 +192,8 @@ void Model::set_up_codes() {
                          const OperandQuantizer& quantizer) {
       if (!quantizer.keeps_weights()) return;
       const TensorView w_EOI = as_experts(w);
-      const bool shared = parameters_.shards() && parameters_.region(stage).copies > 1;
-      coded_.push_back({stage, kNoParameter, w_EOI, &quantizer, shared});
-      if (!name || shared) return;
+      coded_.push_back({stage, kNoParameter, w_EOI, &quantizer});
+      if (!name || quantizer.codes.in_turns) return;
       coded_.back().parameter =
           parameters_.index_of(parameters_.find(fmt::format("model.layers.{}.{}", layer, name)));
       weight_codes_[coded_.back().parameter] = quantizer.weight_codes();
@@ -339,7 +338,8 @@ void Model::run_layers(const DeviceBatch& batch, RoutingStats& stats, bool route
 void Model::quantize_weights(int64_t stage) {
   for (const CodedWeights& coded : coded_) {
     if (coded.stage != stage) continue;
-    const bool there = in_step_ && !coded.shared && (coded.updated || weights_quantized_);
+    const bool in_turns = coded.quantizer->codes.in_turns;
+    const bool there = in_step_ && !in_turns && (coded.updated || weights_quantized_);
     if (!there) coded.quantizer->quantize_weights(ctx_, coded.weights_EOI);
   }
 }

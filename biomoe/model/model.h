@@ -269,7 +269,6 @@ class Model {
     size_t parameter;  // kNoParameter: they are several, and no update writes the codes
     TensorView weights_EOI;
     const OperandQuantizer* quantizer;
-    bool shared = false;   // the memory of the codes is that of all layers
     bool updated = false;  // by this step's update, and with it the codes
     bool current = false;  // the codes are those of the weights, without being made again
   };

@@ -22,18 +22,14 @@ ExpertSplit expert_split(const ModelLimits& limits) {
 }
 
 Fp8StateShape fp8_shape(const ModelConfig& config, const ModelLimits& limits) {
-  const MeshPlace& place = limits.place;
   return {.config = limits.fp8,
           .types = compute_types(limits.device, config, limits.micro_batches > 1),
           .tokens = limits.max_tokens,
           .training = limits.training,
-          .keeps_weights = limits.training && limits.device != Device::kCpu && !place.shards,
-          .shards_dense = place.shards && place.size.world() > 1,
-          .shards_experts = place.shards && place.size.dp > 1,
           .device = limits.device,
           .mode = limits.expert_ffn_mode,
           .split = expert_split(limits),
-          .ep_rank = place.ep_rank};
+          .place = limits.place};
 }
 
 void lay_out_activations(TensorAllocator& allocator, const ModelConfig& config, const ModelLimits& limits,

@@ -62,6 +62,7 @@ struct LayerCodes {
   TensorView transposed_EIO{};    // u8; absent where there is no backward
   TensorView weight_scales_NB{};  // f32
   RowCodes rows{};                // of one product at a time
+  bool in_turns = false;          // layers take turns at the memory for those of the weights
   explicit operator bool() const { return static_cast<bool>(weights_EOI); }
 };
 LayerCodes allocate_weight_codes(TensorAllocator& allocator, int64_t experts, int64_t out, int64_t in,

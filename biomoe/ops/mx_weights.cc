@@ -17,17 +17,23 @@ void check_mx_weights(const char* op, const MxWeights& weights, const Shape& sha
   check_tensor(op, "differ", weights.differ_BS, DType::kI32, Shape{bands, in / kBlock});
 }
 
+namespace {
+
+void check_weights(const char* op, const Context& ctx, const TensorView& w_EOI, const MxWeights& weights) {
+  check_compute_type(op, "w", w_EOI, ctx.device);
+  check_tensor(op, "w", w_EOI, w_EOI.dtype, w_EOI.shape);
+  check_mx_weights(op, weights, w_EOI.shape, w_EOI.dtype);
+}
+
+}  // namespace
+
 void write_mx_weights(Context& ctx, const WriteMxWeightsArgs& args) {
-  check_compute_type("write_mx_weights", "w", args.w_EOI, ctx.device);
-  check_tensor("write_mx_weights", "w", args.w_EOI, args.w_EOI.dtype, args.w_EOI.shape);
-  check_mx_weights("write_mx_weights", args.to, args.w_EOI.shape, args.w_EOI.dtype);
+  check_weights("write_mx_weights", ctx, args.w_EOI, args.to);
   BIOMOE_RUN_ON_DEVICE(write_mx_weights, ctx, args);
 }
 
 void turn_mx_weights(Context& ctx, const TurnMxWeightsArgs& args) {
-  check_compute_type("turn_mx_weights", "w", args.w_EOI, ctx.device);
-  check_tensor("turn_mx_weights", "w", args.w_EOI, args.w_EOI.dtype, args.w_EOI.shape);
-  check_mx_weights("turn_mx_weights", args.of, args.w_EOI.shape, args.w_EOI.dtype);
+  check_weights("turn_mx_weights", ctx, args.w_EOI, args.of);
   BIOMOE_RUN_ON_DEVICE(turn_mx_weights, ctx, args);
 }
 

@@ -6,7 +6,9 @@
 #include "biomoe/core/system_memory.h"
 #include "biomoe/data/batch.h"
 #include "biomoe/dist/group_comm.h"
+#include "biomoe/model/fp8_state.h"
 #include "biomoe/model/model.h"
+#include "biomoe/model/model_layout.h"
 #include "biomoe/ops/cuda_sizes.h"
 #include "biomoe/ops/device.h"
 #include "biomoe/optim/optimizer.h"
@@ -102,15 +104,15 @@ void refuse_absurd_sizes(const ModelConfig& m, int64_t batch_tokens, int64_t mic
       bytes, parameters, batch_tokens, remedy);
 }
 
-MemoryRemedies config_remedies(const RunConfig& config) {
+constexpr const char* kSizesOfConfig = "smaller sizes in config_kwargs or dataset.token_micro_batch_size";
+
+MemoryRemedies config_remedies(const RunConfig& config, const ModelLimits& limits) {
   // Weights in 8 bits need the masters.
   const char* also = config.fp8_config.quantized_model_init_kwargs.enabled
                          ? " with fp8_config.quantized_model_init_kwargs.enabled=false"
                          : "";
-  const Fp8Config& fp8 = config.fp8_config;
-  const bool keeps = fp8.enabled && fp8.fp8_recipe == Fp8Recipe::kMxfp8BlockScaling &&
-                     fp8.fp8_recipe_kwargs.keep_weights && config.device != DeviceChoice::kCpu;
-  return {.sizes = "smaller sizes in config_kwargs or dataset.token_micro_batch_size",
+  const bool keeps = quantized_weights(config.model, fp8_shape(config.model, limits)).kept > 0;
+  return {.sizes = kSizesOfConfig,
           .model = "a smaller model (config_kwargs)",
           .states = fmt::format("optimizer_states=bf16{}", also),
           .masters = fmt::format("optimizer_store_param_remainders=true, or optimizer_states=bf16{}", also),
@@ -179,11 +181,12 @@ Device planned_device(DeviceChoice choice) {
 }
 
 RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
-  const MemoryRemedies remedies = config_remedies(config);
   refuse_absurd_sizes(config.model, config.dataset.token_micro_batch_size, config.grad_acc_steps,
-                      remedies.sizes);
+                      kSizesOfConfig);
   const ParameterList parameters(config.model, planned_place(config));
   const Device device = planned_device(config.device);
+  const ModelLimits limits = planned_limits(config, true, device);
+  const MemoryRemedies remedies = config_remedies(config, limits);
   const DataConfig& data = config.dataset;
   const bool staged = config.checkpoint.async_save && config.checkpoint.save_every_n_steps > 0 &&
                       planned_place(config).size.world() == 1;
@@ -197,8 +200,7 @@ RunMemory plan_run_memory(const RunConfig& config, const Dataset* dataset) {
   } else if (!dataset && (data.validation_fraction > 0 || !data.validation_path.empty())) {
     validation = validation_bytes(data, elsewhere);
   }
-  RunMemory memory = device_memory(config.model, planned_limits(config, true, device),
-                                   optimizer_options(config, device), remedies);
+  RunMemory memory = device_memory(config.model, limits, optimizer_options(config, device), remedies);
   if (device != Device::kCpu) {
     memory.rows.push_back(
         {"model on the host", ModelImage::planned_bytes(parameters, device, true), remedies.model});

@@ -18,6 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 uint64_t row(const RunMemory& memory, std::string_view name) {
   const auto found = std::find_if(memory.rows.begin(), memory.rows.end(),
@@ -41,6 +42,16 @@ class MemoryPlan : public ::testing::Test {
     config_.checkpoint.save_every_n_steps = 10;
   }
 
+  // A run on a GPU of which every product may be native.
+  void train_in_8_bits(Fp8Recipe recipe) {
+    config_.device = DeviceChoice::kCuda;
+    config_.model.hidden_size = config_.model.intermediate_size = 128;
+    config_.model.head_dim = 32;
+    config_.model.num_attention_heads = 4;
+    config_.model.num_key_value_heads = 2;
+    config_.fp8_config.enabled = true;
+    config_.fp8_config.fp8_recipe = recipe;
+  }
   RunMemory planned() {
     const Dataset dataset = open_dataset(config_.dataset);
     resolve_model(config_, dataset.vocabulary);
@@ -99,11 +110,7 @@ TEST_F(MemoryPlan, WithoutTheDataTheRestStands) {
 // Where there is no GPU the plan is Hopper's, and where there is one it is for its way of running experts.
 TEST_F(MemoryPlan, OfAGpuIsForTheWaysThatItsRunTakes) {
   if (target_capability(Device::kCuda) != 90) GTEST_SKIP() << "for compute capability 9.0";
-  config_.device = DeviceChoice::kCuda;
-  config_.model.hidden_size = config_.model.intermediate_size = 128;
-  config_.model.head_dim = 16;
-  config_.fp8_config.enabled = true;
-  config_.fp8_config.fp8_recipe = Fp8Recipe::kFloat8BlockScaling;
+  train_in_8_bits(Fp8Recipe::kFloat8BlockScaling);
   const uint64_t automatic = planned().gpu_total();
   EXPECT_EQ(planned_limits(config_, true, Device::kCuda).expert_ffn_mode, ExpertFfnMode::kFusedGroupedMlp);
   config_.expert_ffn_mode = ExpertFfnChoice::kFusedGroupedMlp;
@@ -120,13 +127,8 @@ TEST_F(MemoryPlan, OfAGpuIsForTheWaysThatItsRunTakes) {
 // Codes of weights that ranks shard are of one layer at a time.
 TEST_F(MemoryPlan, OfShardedWeightsHasTheCodesOfALayer) {
   if (target_capability(Device::kCuda) != 90) GTEST_SKIP() << "for compute capability 9.0";
-  config_.device = DeviceChoice::kCuda;
-  config_.model.hidden_size = config_.model.intermediate_size = 128;
-  config_.model.head_dim = 32;
-  config_.model.num_attention_heads = 4;
-  config_.model.num_key_value_heads = 2;
+  train_in_8_bits(Fp8Recipe::kFloat8BlockScaling);
   config_.model.num_hidden_layers = 6;
-  config_.fp8_config.enabled = true;
   config_.parallelism.dp_size = 4;
   const auto codes = [&](Fp8Recipe recipe, bool sharded, int64_t ep) {
     config_.fp8_config.fp8_recipe = recipe;
@@ -148,6 +150,28 @@ TEST_F(MemoryPlan, OfShardedWeightsHasTheCodesOfALayer) {
   EXPECT_GT(codes(kMx, false, 1) - codes(kMx, true, 1), 5 * 2 * (experts + dense));
   config_.fp8_config.fp8_recipe_kwargs.keep_weights = false;
   EXPECT_EQ(codes(kMx, false, 1), codes(kMx, true, 1));
+}
+
+TEST_F(MemoryPlan, KeepWeightsIsNamedWhereTheyAreKept) {
+  if (target_capability(Device::kCuda) != 90) GTEST_SKIP() << "for compute capability 9.0";
+  const auto remedy = [&] {
+    const RunMemory memory = planned();
+    const auto scratch =
+        std::find_if(memory.gpu_rows.begin(), memory.gpu_rows.end(),
+                     [](const MemoryRow& candidate) { return candidate.name == "scratch and tables"; });
+    return scratch == memory.gpu_rows.end() ? "" : scratch->remedy;
+  };
+  train_in_8_bits(Fp8Recipe::kMxfp8BlockScaling);
+  EXPECT_THAT(remedy(), HasSubstr("keep_weights=false"));
+  config_.fp8_config.fp8_recipe_kwargs.keep_weights = false;
+  EXPECT_THAT(remedy(), Not(HasSubstr("keep_weights")));
+  config_.fp8_config.fp8_recipe_kwargs.keep_weights = true;
+  config_.fp8_config.fp8_recipe = Fp8Recipe::kFloat8BlockScaling;
+  EXPECT_THAT(remedy(), Not(HasSubstr("keep_weights")));
+  config_.fp8_config.fp8_recipe = Fp8Recipe::kMxfp8BlockScaling;
+  config_.parallelism.dp_size = 2;
+  config_.parallelism.shard_parameters = true;
+  EXPECT_THAT(remedy(), Not(HasSubstr("keep_weights")));
 }
 
 TEST_F(MemoryPlan, RefusedOnlyWhenWhatIsStillMissingDoesNotFit) {

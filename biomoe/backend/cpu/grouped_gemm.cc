@@ -47,26 +47,28 @@ void run_tiles(const Context& ctx, const GroupedGemmArgs& args, const ProductOf&
   const int64_t experts = args.w_EOI.shape[0];
   int64_t tiles = 0;
   for (int64_t e = 0; e < experts; ++e) tiles += tiling_of(e).count();
-  const auto tile_at = [&](int64_t item, int64_t& e) {
-    for (e = 0;; ++e) {
-      const Tiling tiling = tiling_of(e);
-      if (item < tiling.count()) {
-        const ExpertProduct product = product_of(e);
-        return tile_of(product.c, product.a, product.b, tiling, item);
-      }
-      item -= tiling.count();
-    }
+  struct Place {
+    int64_t e, tile;  // tile of expert e
+  };
+  const auto further = [&](Place place, int64_t items) {
+    place.tile += items;
+    for (int64_t count; place.tile >= (count = tiling_of(place.e).count()); ++place.e) place.tile -= count;
+    return place;
+  };
+  const auto tile_at = [&](const Place& place) {
+    const ExpertProduct product = product_of(place.e);
+    return tile_of(product.c, product.a, product.b, tiling_of(place.e), place.tile);
   };
   parallel_items(ctx, tiles, [&](int64_t item, int) {
-    int64_t e = 0, later = 0;
-    const Tile tile = tile_at(item, e);
+    const Place place = further({0, 0}, item);
+    const Tile tile = tile_at(place);
     NextProduct next;
     if (item + ctx.num_threads < tiles) {
-      const Tile of_next = tile_at(item + ctx.num_threads, later);
+      const Tile of_next = tile_at(further(place, ctx.num_threads));
       next = {of_next.c, of_next.b};
     }
     sgemm(tile.c, tile.a, tile.b, next);
-    then(e, tile.rows);
+    then(place.e, tile.rows);
   });
 }
 

@@ -71,13 +71,7 @@ __device__ __forceinline__ uint2 write_eight(const Operands<T>& op, int64_t row,
   if (op.data) *reinterpret_cast<uint2*>(op.data + row * op.data_stride + column) = packed;
   if (op.dequantized) {
     float rounded[8];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float decoded[4];
-      decode_four<kFormat>(half == 0 ? packed.x : packed.y, decoded);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) rounded[4 * half + j] = decoded[j] * inverse[4 * half + j];
-    }
+    decode_eight<kFormat>(packed, inverse, rounded);
     store(op.dequantized + row * op.dequantized_stride + column, rounded);
   }
   return packed;

@@ -49,15 +49,8 @@ struct MxTilePart {
 template <typename T>
 __device__ __forceinline__ Pack<T, 8> mx_rounded(const Pack<T, 8>& x, const float (&multiply)[8],
                                                  const float (&inverse)[8]) {
-  const uint2 codes = encode_eight<Fp8Format::kE4M3>(x, multiply);
   float values[8];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float decoded[4];
-    decode_four<Fp8Format::kE4M3>(half == 0 ? codes.x : codes.y, decoded);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) values[4 * half + j] = decoded[j] * inverse[4 * half + j];
-  }
+  decode_eight<Fp8Format::kE4M3>(encode_eight<Fp8Format::kE4M3>(x, multiply), inverse, values);
   Pack<T, 8> result;
   result.set(values);
   return result;

@@ -241,6 +241,18 @@ __device__ __forceinline__ uint2 encode_eight(const Pack<T, 8>& pack, float mult
   return encode_eight<kFormat>(pack, of_each);
 }
 
+template <Fp8Format kFormat>
+__device__ __forceinline__ void decode_eight(const uint2& codes, const float (&inverse)[8],
+                                             float (&values)[8]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float decoded[4];
+    decode_four<kFormat>(half == 0 ? codes.x : codes.y, decoded);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) values[4 * half + j] = decoded[j] * inverse[4 * half + j];
+  }
+}
+
 // Codes of eight columns and four rows to where the columns are rows, `stride` bytes apart; four bytes at a
 // time.
 __device__ __forceinline__ void store_transposed(uint8_t* to, int64_t stride, const uint2 (&codes)[4]) {
