@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include "biomoe/checkpoint/tensor_index.h"
 #include "biomoe/core/descriptor.h"
 #include "biomoe/core/error.h"
+#include "biomoe/dist/work_together.h"
 
 namespace biomoe {
 namespace {
@@ -17,8 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int kFirst = 0;         // the rank that makes and finishes the folder
-constexpr double kPatience = 20;  // of those who wait while one rank works alone, or a slow disk
+constexpr int kFirst = 0;  // the rank that makes and finishes the folder
 
 // A file of the checkpoint, as all ranks work it out for themselves.
 struct SharedFile {
@@ -160,66 +161,48 @@ std::map<std::string, FileDigest> join(const Layout& layout, const std::vector<s
   return digests;
 }
 
-// Writes this rank's parts and tells all ranks how that went: the parts of each, by rank. failure on all
-// ranks when one of them failed.
-std::vector<std::string> write_together(Comm& ranks, const fs::path& folder, const Layout& layout,
-                                        const std::vector<TensorGroup>& groups) {
-  std::string text, trouble;
-  try {
-    text = to_text(write_parts(folder, layout, groups));
-  } catch (const Error& error) {
-    trouble = error.what();
+// The digests of all files of the groups, with those that name the shards, which are written here.
+std::map<std::string, FileDigest> whole_files(const CheckpointStore& store, const fs::path& into,
+                                              const Layout& layout, const std::vector<TensorGroup>& groups,
+                                              const std::vector<std::string>& parts) {
+  auto digests = join(layout, parts);
+  for (const TensorGroup& group : groups) {
+    const auto specs = tensor_specs(group);
+    const auto options = write_options(store, group);
+    digests.merge(write_shard_index(into, specs, plan_shards(specs, options), options));
   }
-  const auto troubles = all_gather_text(ranks, trouble, "the outcome of writing the checkpoint");
-  for (size_t rank = 0; rank < troubles.size(); ++rank) {
-    if (!troubles[rank].empty()) throw failure("rank {}: {}", rank, troubles[rank]);
-  }
-  return all_gather_text(ranks, text, "the checksums of the checkpoint");
+  return digests;
 }
 
 }  // namespace
 
 SaveReport save_from_ranks(const CheckpointStore& store, Comm& ranks, int64_t step,
                            const std::vector<TensorGroup>& groups, const json& state) {
-  const Patience patience(ranks, kPatience);
   const Layout layout = lay_out(store, groups);
-  constexpr const char* kFolder = "the folder of the checkpoint";
-  constexpr const char* kOutcome = "the outcome of the checkpoint";
-  if (ranks.rank() != kFirst) {
-    const std::string folder = broadcast_text(ranks, "", kFirst, kFolder);
-    if (!folder.empty()) write_together(ranks, folder, layout, groups);
-    const std::string trouble = broadcast_text(ranks, "", kFirst, kOutcome);
-    if (!trouble.empty()) throw failure("{}", trouble);
-    return {.step = step, .path = store.step_path(step)};
-  }
-  bool told = false, together = true;
-  std::vector<std::string> names;
-  for (const TensorGroup& group : groups) names.push_back(group.name);
-  const auto write = [&](const fs::path& into) {
-    create_files(into, layout);
-    broadcast_text(ranks, into.string(), kFirst, kFolder);
-    told = true;
-    together = false;
-    const auto texts = write_together(ranks, into, layout, groups);
-    together = true;
-    auto digests = join(layout, texts);
-    for (const TensorGroup& group : groups) {
-      const auto specs = tensor_specs(group);
-      const auto options = write_options(store, group);
-      digests.merge(write_shard_index(into, specs, plan_shards(specs, options), options));
-    }
-    return digests;
-  };
+  const bool first = ranks.rank() == kFirst;
+  std::optional<CheckpointSave> save;  // of the first rank
   try {
-    SaveReport report = store.save_with(step, names, write, state);
-    broadcast_text(ranks, "", kFirst, kOutcome);
-    return report;
+    work_together(ranks, "making the folder of the checkpoint", [&] {
+      if (!first) return;
+      save.emplace(store, step);
+      create_files(save->folder(), layout);
+    });
+    const fs::path into =
+        broadcast_text(ranks, first ? save->folder().string() : "", kFirst, "the folder of the checkpoint");
+    std::vector<WrittenPart> parts;
+    work_together(ranks, "writing the checkpoint", [&] { parts = write_parts(into, layout, groups); });
+    const auto texts = all_gather_text(ranks, to_text(parts), "the checksums of the checkpoint");
+    work_together(ranks, "finishing the checkpoint", [&] {
+      if (first) save->commit(groups, whole_files(store, into, layout, groups, texts), state);
+    });
   } catch (const Error& error) {
-    if (!told) broadcast_text(ranks, "", kFirst, kFolder);
-    // Where writing failed, all ranks have left already.
-    if (together) broadcast_text(ranks, error.what(), kFirst, kOutcome);
-    throw;
+    throw checkpoint_not_saved(store.step_path(step), error);
   }
+  SaveReport report{.step = step, .path = store.step_path(step)};
+  work_together(ranks, "removing old checkpoints", [&] {
+    if (first) report = save->publish();
+  });
+  return report;
 }
 
 }  // namespace biomoe

@@ -188,76 +188,105 @@ fs::path CheckpointStore::step_path(int64_t step) const {
 SaveReport CheckpointStore::save(int64_t step, const std::vector<TensorGroup>& groups,
                                  const json& state) const {
   check_groups(groups);
-  std::vector<std::string> names;
   for (const auto& group : groups) {
-    names.push_back(group.name);
     for (const auto& tensor : group.tensors)
       BM_CHECK(!tensor.part, "{}/{} is a part of a tensor", group.name, tensor.name);
   }
-  const auto write = [&](const fs::path& into) {
-    std::map<std::string, FileDigest> digests;
+  std::optional<CheckpointSave> save;
+  try {
+    save.emplace(*this, step);
+    std::map<std::string, FileDigest> files;
     for (const auto& group : groups) {
       const auto source = [&](size_t i, SafetensorsWriter& writer) {
         writer.write(group.tensors[i].view.data, group.tensors[i].view.bytes());
       };
-      digests.merge(write_tensors(into, tensor_specs(group), source,
-                                  {.stem = group.name, .max_shard_bytes = options_.max_shard_bytes}));
+      files.merge(write_tensors(save->folder(), tensor_specs(group), source,
+                                {.stem = group.name, .max_shard_bytes = options_.max_shard_bytes}));
     }
-    return digests;
-  };
-  return save_with(step, names, write, state);
+    save->commit(groups, std::move(files), state);
+  } catch (const Error& error) {
+    throw checkpoint_not_saved(step_path(step), error);
+  }
+  return save->publish();
 }
 
-SaveReport CheckpointStore::save_with(int64_t step, const std::vector<std::string>& group_names,
-                                      const TensorFiles& write, const json& state) const {
-  BM_CHECK(step >= 0 && step_of(fmt::format("{}{}", kStepPrefix, step)), "step {} cannot name a checkpoint",
-           step);
-  BM_CHECK(!group_names.empty() && state.is_object(), "a checkpoint needs tensors and a state object");
-  const double start = now_seconds();
-  SaveReport report;
-  report.step = step;
-  report.path = step_path(step);
+Error checkpoint_not_saved(const fs::path& step_folder, const Error& why) {
+  return failure("checkpoint {} was not saved, the ones before it are untouched: {}", step_folder.string(),
+                 why.what());
+}
+
+CheckpointSave::CheckpointSave(const CheckpointStore& store, int64_t step)
+    : store_(prepared(store, step)),
+      start_(now_seconds()),
+      report_{.step = step, .path = store.step_path(step)},
+      staging_(report_.path) {}
+
+// The store, once its folder is there and without what dead saves left.
+const CheckpointStore& CheckpointSave::prepared(const CheckpointStore& store, int64_t step) {
+  BM_CHECK(step >= 0 && step_of(store.step_path(step).filename().string()),
+           "step {} cannot name a checkpoint", step);
+  const fs::path& folder = store.folder();
+  std::error_code error;
+  if (fs::create_directories(folder, error)) sync_folder(fs::absolute(folder).parent_path());
+  if (error) throw failure("{}: cannot create the folder: {}", folder.string(), error.message());
+  remove_leftovers(folder, kStepPrefix);
+  return store;
+}
+
+void CheckpointSave::commit(const std::vector<TensorGroup>& groups, std::map<std::string, FileDigest> files,
+                            const json& state) {
+  BM_CHECK(!groups.empty() && state.is_object(), "a checkpoint needs tensors and a state object");
+  std::vector<std::string> names;
+  for (const auto& group : groups) names.push_back(group.name);
+  CheckpointManifest manifest;
+  manifest.files = std::move(files);
+  int64_t save_index = 1;
+  for (const StepFolder& before : scan(store_.folder()))
+    save_index = std::max(save_index, before.save_index.value_or(0) + 1);
+  manifest.files[kStateFile] = write_json(folder() / kStateFile, {{"format", kFormat},
+                                                                  {"format_version", kFormatVersion},
+                                                                  {"biomoe_version", kVersion},
+                                                                  {"step", report_.step},
+                                                                  {"save_index", save_index},
+                                                                  {"groups", names},
+                                                                  {"state", state}});
+  report_.bytes = manifest.write(folder()).bytes;
+  for (const auto& [name, digest] : manifest.files) report_.bytes += digest.bytes;
+  staging_.commit();
+}
+
+SaveReport CheckpointSave::publish() {
+  const fs::path pointer = store_.folder() / kPointerFile;
   try {
-    std::error_code error;
-    if (fs::create_directories(folder_, error)) sync_folder(fs::absolute(folder_).parent_path());
-    if (error) throw failure("{}: cannot create the folder: {}", folder_.string(), error.message());
-    remove_leftovers(folder_, kStepPrefix);
-    StagingFolder staging(report.path);
-    write_files(staging.path(), group_names, write, state, report);
-    staging.commit();
-  } catch (const Error& error) {
-    throw failure("checkpoint {} was not saved, the ones before it are untouched: {}", report.path.string(),
-                  error.what());
-  }
-  try {
-    replace_file(folder_ / kPointerFile, report.path.filename().string() + "\n");
+    replace_file(pointer, report_.path.filename().string() + "\n");
   } catch (const Error& error) {
     std::error_code ignored;
-    fs::remove(folder_ / (std::string(kPointerFile) + ".tmp"), ignored);
-    throw failure("checkpoint {} is saved, but the pointer to it is not: {}", report.path.string(),
+    fs::remove(pointer.string() + ".tmp", ignored);
+    throw failure("checkpoint {} is saved, but the pointer to it is not: {}", report_.path.string(),
                   error.what());
   }
-  prune(report);
-  report.seconds = now_seconds() - start;
-  return report;
+  prune();
+  report_.seconds = now_seconds() - start_;
+  return report_;
 }
 
-void CheckpointStore::write_files(const fs::path& into, const std::vector<std::string>& group_names,
-                                  const TensorFiles& write, const json& state, SaveReport& report) const {
-  CheckpointManifest manifest;
-  manifest.files = write(into);
-  int64_t save_index = 1;
-  for (const StepFolder& before : scan(folder_))
-    save_index = std::max(save_index, before.save_index.value_or(0) + 1);
-  manifest.files[kStateFile] = write_json(into / kStateFile, {{"format", kFormat},
-                                                              {"format_version", kFormatVersion},
-                                                              {"biomoe_version", kVersion},
-                                                              {"step", report.step},
-                                                              {"save_index", save_index},
-                                                              {"groups", group_names},
-                                                              {"state", state}});
-  report.bytes = manifest.write(into).bytes;
-  for (const auto& [name, digest] : manifest.files) report.bytes += digest.bytes;
+void CheckpointSave::prune() {
+  const int64_t most = store_.options().max_checkpoints;
+  if (most == 0) return;
+  std::vector<CheckpointInfo> complete = store_.list();
+  const auto keep = static_cast<size_t>(most);
+  if (complete.size() <= keep) return;
+  const VerifyResult written = verify_checkpoint(report_.path);
+  if (!written.ok()) {
+    throw failure("checkpoint {} does not read back as written, older ones are kept: {}",
+                  report_.path.string(), written.problems.front());
+  }
+  const size_t surplus = complete.size() - keep;
+  for (size_t i = 0; i < surplus; ++i) {
+    if (complete[i].step == report_.step) continue;
+    remove_folder(complete[i].path);
+    report_.pruned.push_back(complete[i].path);
+  }
 }
 
 json CheckpointStore::load(int64_t step, const std::vector<TensorGroup>& groups) const {
@@ -337,24 +366,6 @@ void CheckpointStore::require_writable() const {
 
 VerifyResult CheckpointStore::verify(int64_t step) const {
   return verify_checkpoint(step_path(step));
-}
-
-void CheckpointStore::prune(SaveReport& report) const {
-  if (options_.max_checkpoints == 0) return;
-  std::vector<CheckpointInfo> complete = list();
-  const auto keep = static_cast<size_t>(options_.max_checkpoints);
-  if (complete.size() <= keep) return;
-  const VerifyResult written = verify_checkpoint(report.path);
-  if (!written.ok()) {
-    throw failure("checkpoint {} does not read back as written, older ones are kept: {}",
-                  report.path.string(), written.problems.front());
-  }
-  const size_t surplus = complete.size() - keep;
-  for (size_t i = 0; i < surplus; ++i) {
-    if (complete[i].step == report.step) continue;
-    remove_folder(complete[i].path);
-    report.pruned.push_back(complete[i].path);
-  }
 }
 
 void CheckpointStore::warn(const std::string& line) const {

@@ -13,6 +13,8 @@
 
 #include "biomoe/checkpoint/checksum.h"
 #include "biomoe/checkpoint/safetensors_writer.h"
+#include "biomoe/checkpoint/staging_folder.h"
+#include "biomoe/core/error.h"
 #include "biomoe/core/tensor_view.h"
 
 namespace biomoe {
@@ -84,11 +86,6 @@ class CheckpointStore {
   // nothing of the attempt stays, what was there stays.
   SaveReport save(int64_t step, const std::vector<TensorGroup>& groups, const nlohmann::json& state) const;
 
-  // What save() does around the writing of the tensors, for other ways of writing them (see ranked_save.h):
-  // `write` puts the files of the groups into the folder, fsynced, and returns their digests.
-  using TensorFiles = std::function<std::map<std::string, FileDigest>(const std::filesystem::path& into)>;
-  SaveReport save_with(int64_t step, const std::vector<std::string>& group_names, const TensorFiles& write,
-                       const nlohmann::json& state) const;
   const CheckpointOptions& options() const { return options_; }
 
   // Fills the views of `groups` from step_N and returns its state; see load_checkpoint.
@@ -116,13 +113,35 @@ class CheckpointStore {
   void warn(const std::string& line) const;  // through options.warn
 
  private:
-  void write_files(const std::filesystem::path& into, const std::vector<std::string>& group_names,
-                   const TensorFiles& write, const nlohmann::json& state, SaveReport& report) const;
-  void prune(SaveReport& report) const;
-
   std::filesystem::path folder_;
   CheckpointOptions options_;
 };
+
+// What CheckpointStore::save does around the writing of the tensors, for other ways of writing them (see
+// ranked_save.h): from the hidden folder that the constructor makes to publish(). An object that goes before
+// commit() takes the folder with it. Until then what is thrown says why, see checkpoint_not_saved.
+class CheckpointSave {
+ public:
+  CheckpointSave(const CheckpointStore& store, int64_t step);
+  const std::filesystem::path& folder() const { return staging_.path(); }
+  // The files of the groups are in the folder, fsynced.
+  void commit(const std::vector<TensorGroup>& groups, std::map<std::string, FileDigest> files,
+              const nlohmann::json& state);
+  // Replaces the pointer and deletes the oldest.
+  SaveReport publish();
+
+ private:
+  static const CheckpointStore& prepared(const CheckpointStore& store, int64_t step);
+  void prune();
+
+  CheckpointStore store_;
+  double start_;
+  SaveReport report_;
+  StagingFolder staging_;
+};
+
+// failure "checkpoint STEP_FOLDER was not saved, the ones before it are untouched: WHY".
+Error checkpoint_not_saved(const std::filesystem::path& step_folder, const Error& why);
 
 // What state.json holds besides the trainer's state.
 struct CheckpointHeader {

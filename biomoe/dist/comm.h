@@ -60,22 +60,6 @@ class Comm {
   // The same ranks again, for calls on a device beside this group's, which then do not wait for each other;
   // null where all calls are made one after the other anyway.
   virtual std::unique_ptr<Comm> twin() { return nullptr; }
-
-  // Calls from here on may take `factor` times as long before the process ends; for waits in which another
-  // rank works alone. See Patience.
-  virtual void set_patience(double factor) = 0;
-};
-
-// Longer waits in a scope.
-class Patience {
- public:
-  Patience(Comm& comm, double factor) : comm_(comm) { comm.set_patience(factor); }
-  ~Patience() { comm_.set_patience(1); }
-  Patience(const Patience&) = delete;
-  Patience& operator=(const Patience&) = delete;
-
- private:
-  Comm& comm_;
 };
 
 // The sum or maximum of a number of the host, on all ranks.

@@ -29,7 +29,6 @@ class GroupComm : public Comm {
   void broadcast(Context& ctx, const TensorView& x, int root, std::string_view what) override;
   void barrier(std::string_view what) override;
   std::unique_ptr<Comm> split(int64_t colour, int64_t key) override;
-  void set_patience(double factor) override { transport_->set_patience(factor); }
 
  private:
   GroupComm(std::shared_ptr<Transport> transport, std::vector<int> ranks, int tag);

@@ -21,13 +21,11 @@ class Transport {
   virtual int size() const = 0;
 
   // Sends and receives all of these and returns when all are done. Messages of one tag between two ranks
-  // match in their order and have the same size on both sides. When that takes longer than the timeout, times
-  // the patience, the transport gives up in one line "rank R: WHAT did not complete within S s: waiting for
-  // rank P": MPI's ends the process with status 1, since the others cannot go on either; that of threads
-  // throws failure.
+  // match in their order and have the same size on both sides. When that takes longer than the timeout, the
+  // transport gives up in one line "rank R: WHAT did not complete within S s: waiting for rank P": MPI's ends
+  // the process with status 1, since the others cannot go on either; that of threads throws failure.
   virtual void exchange(std::span<const Message> sends, std::span<const Message> receives, int tag,
                         std::string_view what) = 0;
-  virtual void set_patience(double factor) = 0;
 
   // The first tag that no group which this rank is in has.
   int next_tag() const { return next_tag_; }

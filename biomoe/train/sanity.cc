@@ -5,12 +5,11 @@
 
 #include "biomoe/checkpoint/checksum.h"
 #include "biomoe/checkpoint/training_checkpoint.h"
+#include "biomoe/dist/work_together.h"
 #include "biomoe/ops/device.h"
 
 namespace biomoe {
 namespace {
-
-constexpr double kVerifyPatience = 20;  // of the ranks that do not read the checkpoint
 
 // Of device memory, a piece at a time.
 std::string checksum(Context& ctx, const TensorView& held) {
@@ -70,12 +69,13 @@ SanityReport check_sanity(const SanityInputs& inputs) {
         "copies of weights differ between ranks");
   }
   std::string problem = "no checkpoint was saved";
-  if (inputs.mesh.rank() == 0 && !inputs.checkpoint.empty()) {
+  constexpr const char* kReading = "reading the checkpoint back";
+  work_together(inputs.mesh.world(), kReading, [&] {
+    if (inputs.mesh.rank() != 0 || inputs.checkpoint.empty()) return;
     const VerifyResult result = verify_checkpoint(inputs.checkpoint);
     problem = result.ok() ? "" : result.problems.front();
-  }
-  const Patience patience(inputs.mesh.world(), kVerifyPatience);
-  problem = broadcast_text(inputs.mesh.world(), problem, 0, "the outcome of reading the checkpoint");
+  });
+  problem = broadcast_text(inputs.mesh.world(), problem, 0, kReading);
   add(problem.empty(), "the checkpoint reads back: " + inputs.checkpoint, problem);
   return report;
 }

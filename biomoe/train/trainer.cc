@@ -13,6 +13,7 @@
 #include "biomoe/core/file.h"
 #include "biomoe/core/version.h"
 #include "biomoe/dist/gpus.h"
+#include "biomoe/dist/work_together.h"
 #include "biomoe/ops/device_peak.h"
 #include "biomoe/train/memory_plan.h"
 #include "biomoe/train/run_match.h"
@@ -22,9 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of the ranks that wait while the first one reads whole checkpoints, to find one that is good.
-constexpr double kResumePatience = 20;
-
 void note(const std::string& line) {
   tell(stderr, "{}\n", line);
 }
@@ -33,6 +31,12 @@ void note(const std::string& line) {
 ResolvedConfig<RunConfig> supported(ResolvedConfig<RunConfig> config, const Ranks& ranks) {
   require_supported(config.value, resolved_device(config.value.device), ranks.mesh.place().size);
   return config;
+}
+
+Dataset open_on_all(const DataConfig& config, const Ranks& ranks) {
+  std::optional<Dataset> dataset;
+  work_together(ranks.mesh.world(), "reading the data", [&] { dataset = open_dataset(config); });
+  return std::move(*dataset);
 }
 
 // Values of a checkpoint's state whose names may be absent. Throws user_error naming `origin`.
@@ -121,7 +125,7 @@ bool can_record_steps(const ModelLimits& limits) {
 Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::shared_ptr<const Ranks> ranks)
     : resolved_(supported(std::move(config), *ranks)),
       config_(resolved_.value),
-      dataset_(open_dataset(config_.dataset)),
+      dataset_(open_on_all(config_.dataset, *ranks)),
       split_(split_id(config_.dataset, dataset_)),
       ranks_(std::move(ranks)),
       started_seconds_(started_seconds) {
@@ -152,11 +156,13 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
       folder, CheckpointOptions{.max_checkpoints = config_.checkpoint.max_checkpoints, .warn = note});
   const bool saves = config_.checkpoint.save_final_model || config_.checkpoint.save_every_n_steps > 0;
   if (ranks_->first() && saves) store_->require_writable();
-  if (config_.init_from.empty()) {
-    image_->initialize(static_cast<uint64_t>(config_.seed));
-  } else {
-    image_->fill([&](float* flat) { import_hf(config_.init_from, model, model_->parameters(), flat); });
-  }
+  work_together(mesh.world(), "making the first weights", [&] {
+    if (config_.init_from.empty()) {
+      image_->initialize(static_cast<uint64_t>(config_.seed));
+    } else {
+      image_->fill([&](float* flat) { import_hf(config_.init_from, model, model_->parameters(), flat); });
+    }
+  });
   resume();
   image_->upload_sync();
   if (step_ == 0 && config_.fp8_config.rounds_initial_weights()) image_->round_weights_to_codes_sync();
@@ -164,13 +170,14 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
 
 // The first rank looks, and all take what it found: "" for nothing.
 std::string Trainer::latest_good() const {
+  Comm& world = ranks_->mesh.world();
   std::string path;
-  if (ranks_->first()) {
+  constexpr const char* kLooking = "looking for a checkpoint to resume from";
+  work_together(world, kLooking, [&] {
+    if (!ranks_->first()) return;
     if (const auto latest = store_->latest_good()) path = latest->path.string();
-  }
-  if (ranks_->mesh.alone()) return path;
-  const Patience patience(ranks_->mesh.world(), kResumePatience);
-  return broadcast_text(ranks_->mesh.world(), path, 0, "the checkpoint to resume from");
+  });
+  return broadcast_text(world, path, 0, kLooking);
 }
 
 void Trainer::resume() {
@@ -208,7 +215,7 @@ void Trainer::resume() {
   loss_ = extra.number("loss");
   masked_before_ = extra.mask_counts("masked");
   if (state.extra.contains("first_loss")) first_loss_ = extra.number("first_loss");
-  load_checkpoint(latest, groups);
+  work_together(ranks_->mesh.world(), "loading the checkpoint", [&] { load_checkpoint(latest, groups); });
   step_ = state.step;
   saved_step_ = state.step;
   optimizer_->set_steps(state.optimizer_step);

@@ -49,6 +49,13 @@ class MpiRun : public CliTest {
     return wait_for([&] { return fs::exists(path(name)); });
   }
 
+  // Whether a save of the run is under way.
+  bool saving(const std::string& run) const {
+    for (const auto& entry : fs::directory_iterator(path(run + "/checkpoints")))
+      if (entry.path().filename().string().find(".partial-") != std::string::npos) return true;
+    return false;
+  }
+
   // Processes of biomoe whose parent is `parent`, in the order of their numbers.
   static std::vector<int> children(int parent) {
     std::vector<int> found;

@@ -33,12 +33,10 @@ class LocalTransport : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  void set_patience(double factor) override { patience_ = factor; }
 
   void exchange(std::span<const Message> sends, std::span<const Message> receives, int tag,
                 std::string_view what) override {
-    const double seconds = timeout_s_ * patience_;
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s_);
     std::unique_lock lock(post_->mutex);
     int waiting = static_cast<int>(sends.size());
     for (const Message& message : sends)
@@ -47,7 +45,7 @@ class LocalTransport : public Transport {
     for (const Message& message : receives) {
       auto& queue = post_->letters[{message.peer, rank_, tag}];
       if (!post_->changed.wait_until(lock, deadline, [&] { return !queue.empty(); }))
-        give_up(what, seconds, message.peer, sends, tag);
+        give_up(what, message.peer, sends, tag);
       const Post::Letter letter = queue.front();
       queue.pop_front();
       BM_CHECK(letter.bytes == message.bytes, "rank {}: {}: rank {} sent {} bytes, {} were expected", rank_,
@@ -58,24 +56,21 @@ class LocalTransport : public Transport {
     }
     if (post_->changed.wait_until(lock, deadline, [&] { return waiting == 0; })) return;
     for (const Message& message : sends) {
-      if (!post_->letters[{rank_, message.peer, tag}].empty())
-        give_up(what, seconds, message.peer, sends, tag);
+      if (!post_->letters[{rank_, message.peer, tag}].empty()) give_up(what, message.peer, sends, tag);
     }
   }
 
  private:
   // Takes back what nobody has fetched: it points into this thread's memory.
-  [[noreturn]] void give_up(std::string_view what, double seconds, int peer, std::span<const Message> sends,
-                            int tag) {
+  [[noreturn]] void give_up(std::string_view what, int peer, std::span<const Message> sends, int tag) {
     for (const Message& message : sends) post_->letters[{rank_, message.peer, tag}].clear();
-    throw failure("rank {}: {} did not complete within {:.3g} s: waiting for rank {}", rank_, what, seconds,
-                  peer);
+    throw failure("rank {}: {} did not complete within {:.3g} s: waiting for rank {}", rank_, what,
+                  timeout_s_, peer);
   }
 
   std::shared_ptr<Post> post_;
   int rank_, size_;
   double timeout_s_;
-  double patience_ = 1;
 };
 
 }  // namespace

@@ -90,7 +90,6 @@ class MpiTransport : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  void set_patience(double factor) override { patience_ = factor; }
 
   void exchange(std::span<const Message> sends, std::span<const Message> receives, int tag,
                 std::string_view what) override {
@@ -99,7 +98,7 @@ class MpiTransport : public Transport {
     for (const Message& message : receives) post(message, tag, what, false);
     for (const Message& message : sends) post(message, tag, what, true);
     if (requests_.empty()) return;
-    const double begin = now_seconds(), seconds = timeout_s_ * patience_;
+    const double begin = now_seconds();
     for (int64_t looks = 0;; ++looks) {
       int done = 0;
       check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE),
@@ -115,9 +114,9 @@ class MpiTransport : public Transport {
                               what, pending_peers()));
         g_last_words.waiting.store(true, std::memory_order_release);
       }
-      if (now_seconds() - begin > seconds) {
+      if (now_seconds() - begin > timeout_s_) {
         give_up(fmt::format("rank {}: {} did not complete within {:.3g} s: waiting for rank {}", rank_, what,
-                            seconds, pending_peers()));
+                            timeout_s_, pending_peers()));
       }
       std::this_thread::sleep_for(kSleep);
     }
@@ -153,7 +152,6 @@ class MpiTransport : public Transport {
 
   int rank_ = 0, size_ = 1;
   double timeout_s_;
-  double patience_ = 1;
   int exceptions_ = std::uncaught_exceptions();
   std::vector<MPI_Request> requests_;
   std::vector<int> peers_;  // of the requests

@@ -72,7 +72,6 @@ class NcclComm : public Comm {
   int rank() const override { return host_->rank(); }
   int size() const override { return host_->size(); }
   void barrier(std::string_view what) override { host_->barrier(what); }
-  void set_patience(double factor) override { host_->set_patience(factor); }
   std::unique_ptr<Comm> split(int64_t colour, int64_t key) override {
     auto part = host_->split(colour, key);
     const int64_t moved = part->size() != size() || part->rank() != rank();

@@ -71,7 +71,6 @@ class TcpTransport : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  void set_patience(double factor) override { patience_ = factor; }
 
   void exchange(std::span<const Message> sends, std::span<const Message> receives, int tag,
                 std::string_view what) override {
@@ -80,7 +79,7 @@ class TcpTransport : public Transport {
     for (const Message& message : sends) out_[static_cast<size_t>(message.peer)].messages.push_back(&message);
     for (const Message& message : receives)
       in_[static_cast<size_t>(message.peer)].messages.push_back(&message);
-    const double seconds = timeout_s_ * patience_, deadline = now_seconds() + seconds;
+    const double deadline = now_seconds() + timeout_s_;
     for (;;) {
       bool waiting = false;
       polled_.clear();
@@ -97,7 +96,7 @@ class TcpTransport : public Transport {
       const double left = deadline - now_seconds();
       if (left <= 0) {
         give_up(fmt::format("rank {}: {} did not complete within {:.3g} s: waiting for rank {}", rank_, what,
-                            seconds, first_waited_for()));
+                            timeout_s_, first_waited_for()));
       }
       poll(polled_.data(), polled_.size(), static_cast<int>(std::min(left, 1.0) * 1000) + 1);
     }
@@ -235,7 +234,7 @@ class TcpTransport : public Transport {
   }
 
   int rank_, size_;
-  double timeout_s_, patience_ = 1;
+  double timeout_s_;
   std::vector<Socket> sockets_;  // by rank; none to itself
   std::vector<Lane> out_, in_;
   std::vector<pollfd> polled_;

@@ -170,16 +170,5 @@ TEST(Comm, ARankThatDoesNotAnswerIsNamed) {
     EXPECT_THAT(line, HasSubstr("the end of step 7 did not complete within 0.2 s: waiting for rank 1"));
 }
 
-TEST(Comm, PatienceMakesTheWaitLonger) {
-  run_ranks(
-      2,
-      [](std::unique_ptr<Comm> world) {
-        if (world->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(400));
-        const Patience patience(*world, 100);
-        world->barrier("a long wait");
-      },
-      0.1);
-}
-
 }  // namespace
 }  // namespace biomoe
