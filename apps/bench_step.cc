@@ -118,7 +118,7 @@ nlohmann::json bench_step(const BenchOptions& options, const Ranks& ranks) {
   options.model.validate();
   const Mesh& mesh = ranks.mesh;
   const RunConfig config = run_config(options);
-  require_supported(config, options.device, mesh.place().size);
+  require_supported(config, options.device);
   if (options.shard_parameters && !mesh.alone() && options.routing == Routing::kSkewed) {
     throw user_error("--routing skewed sets whole weights, which no rank has with --shard-parameters true");
   }

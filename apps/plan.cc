@@ -100,7 +100,7 @@ void run(const ConfigOptions& options, const std::string& json_path) {
                       : Vocabulary::open(config.dataset.tokenizer_name_or_path, config.dataset.soft_masked));
   ParallelismConfig& mesh = config.parallelism;
   mesh.dp_size = planned_mesh(mesh.dp_size, mesh.ep_size, config.model.num_local_experts).dp;
-  require_supported(config, planned_device(config.device), {.dp = mesh.dp_size, .ep = mesh.ep_size});
+  require_supported(config, planned_device(config.device));
   check_init_from(config);
   const RunMemory memory = plan_run_memory(config, dataset ? &*dataset : nullptr);
   const ParameterList parameters(config.model);

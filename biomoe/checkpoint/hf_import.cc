@@ -26,6 +26,26 @@ bool equal_values(const TensorFolder::Place& a, const TensorFolder::Place& b) {
   return true;
 }
 
+// What a rank holds of a piece of the whole model.
+struct HeldPart {
+  int64_t first = 0, count = 0;  // elements of the piece
+  int64_t offset = 0;            // of the first, in the rank's flat arena
+};
+
+HeldPart held_part(const HfPiece& piece, const ParameterList& whole, const ParameterList& held) {
+  const auto& specs = whole.specs();
+  const auto parameter = std::find_if(specs.begin(), specs.end(), [&](const ParamSpec& spec) {
+    return piece.offset >= spec.offset && piece.offset < spec.offset + spec.num_elements();
+  });
+  BM_CHECK(parameter != specs.end(), "{} is of no parameter", piece.name);
+  const ParamSpec& here = held.specs().at(whole.index_of(*parameter));
+  const int64_t begin = piece.offset - parameter->offset, end = begin + piece.shape.num_elements();
+  const int64_t first = std::max(begin, here.first_element());
+  const int64_t last = std::min(end, here.first_element() + here.num_elements());
+  if (first >= last) return {};
+  return {first - begin, last - first, here.offset + first - here.first_element()};
+}
+
 }  // namespace
 
 void check_tied_head(const HfMatch& match) {
@@ -43,10 +63,13 @@ void check_tied_head(const HfMatch& match) {
 HfImportReport import_hf(const std::filesystem::path& folder, const ModelConfig& config,
                          const ParameterList& parameters, float* arena) {
   const TensorFolder tensors(folder);
-  HfMatch match = match_hf_tensors(tensors, config, parameters);
+  const ParameterList whole(config);
+  HfMatch match = match_hf_tensors(tensors, config, whole);
   check_tied_head(match);
-  for (const auto& source : match.sources)
-    source.place.file->read_f32(*source.place.entry, arena + source.piece.offset);
+  for (const auto& [piece, place] : match.sources) {
+    const HeldPart part = held_part(piece, whole, parameters);
+    if (part.count > 0) place.file->read_f32_part(*place.entry, part.first, part.count, arena + part.offset);
+  }
   return {match.layout, static_cast<int64_t>(tensors.file_names().size()),
           static_cast<int64_t>(tensors.tensors().size()), tensors.total_bytes(), std::move(match.notes)};
 }

@@ -21,7 +21,8 @@ struct HfImportReport {
 
 // Fills `arena` (parameters.arena_elements() floats; alignment gaps are left as they are) from
 // FOLDER/model.safetensors or its shards, in either layout, from F32, BF16 or F16 (exact). `config` is that
-// of FOLDER/config.json (read_hf_config), and `parameters` is made from it. Everything is checked before the
+// of FOLDER/config.json (read_hf_config), and `parameters` is made from it: of the experts a rank reads those
+// that it holds. Everything is checked before the
 // first value is written: see TensorFolder and match_hf_tensors; also user_error when tied embeddings come
 // with an lm_head.weight that differs.
 HfImportReport import_hf(const std::filesystem::path& folder, const ModelConfig& config,

@@ -177,16 +177,25 @@ void SafetensorsFile::read_part(const SafetensorsEntry& entry, uint64_t begin, u
 }
 
 void SafetensorsFile::read_f32(const SafetensorsEntry& entry, float* destination) const {
+  read_f32_part(entry, 0, entry.num_elements(), destination);
+}
+
+void SafetensorsFile::read_f32_part(const SafetensorsEntry& entry, int64_t begin, int64_t count,
+                                    float* destination) const {
   if (!is_float_type(entry.dtype)) {
     throw user_error("{}: tensor {} is {}; weights are F32, BF16 or F16", name_, quote(entry.name),
                      dtype_name(entry.dtype));
   }
-  const auto source = bytes(entry);
+  BM_CHECK(begin >= 0 && count >= 0 && begin + count <= entry.num_elements(),
+           "{}: elements {} to {} of the {} of {}", name_, begin, begin + count, entry.num_elements(),
+           quote(entry.name));
   const size_t element = dtype_size(entry.dtype);
+  const uint64_t skipped = static_cast<uint64_t>(begin) * element;
+  const auto source = bytes(entry).subspan(skipped, static_cast<uint64_t>(count) * element);
   for (uint64_t done = 0; done < source.size(); done += kBlockBytes) {
-    const uint64_t count = std::min(kBlockBytes, source.size() - done);
-    convert_to_f32(entry.dtype, source.data() + done, destination + done / element, count / element);
-    forget_pages(entry.begin + done, count);
+    const uint64_t block = std::min(kBlockBytes, source.size() - done);
+    convert_to_f32(entry.dtype, source.data() + done, destination + done / element, block / element);
+    forget_pages(entry.begin + skipped + done, block);
   }
 }
 

@@ -61,6 +61,8 @@ class SafetensorsFile {
   void read_part(const SafetensorsEntry& entry, uint64_t begin, uint64_t bytes, void* destination) const;
   // Copies entry.num_elements() floats, converted from F32, BF16 or F16; user_error for other types.
   void read_f32(const SafetensorsEntry& entry, float* destination) const;
+  // The same for the elements [begin, begin + count) of the entry.
+  void read_f32_part(const SafetensorsEntry& entry, int64_t begin, int64_t count, float* destination) const;
 
  private:
   SafetensorsFile() = default;

@@ -149,19 +149,9 @@ void require_head_width(const ModelConfig& model, Device device, bool portable_k
                          : " on this GPU");
 }
 
-void require_supported_over_ranks(const RunConfig& config, const MeshSize& mesh) {
-  if (!config.init_from.empty() && mesh.ep > 1) {
-    throw user_error(
-        "init_from is for runs with parallelism.ep_size=1; make a checkpoint of it first, from which any "
-        "ranks go on: biomoe checkpoint import {} {}",
-        config.init_from, config.run_dir);
-  }
-}
-
 }  // namespace
 
-void require_supported(const RunConfig& config, Device device, const MeshSize& mesh) {
-  require_supported_over_ranks(config, mesh);
+void require_supported(const RunConfig& config, Device device) {
   require_head_width(config.model, device, config.portable_kernels);
   if (config.sanity_check && config.num_train_steps < 2) {
     throw user_error("sanity_check=true compares the first loss with the last; set num_train_steps above 1");

@@ -199,10 +199,10 @@ int target_capability(Device device);
 ExpertFfnMode resolved_expert_ffn_mode(ExpertFfnChoice choice, Device device, const ModelConfig& model,
                                        const Fp8Config& fp8, bool portable_kernels = false);
 
-// Throws user_error, naming the key, for what a run on this device and over this mesh cannot do: a width of
-// heads, an optimizer_states, an expert_ffn_mode or an fp8_config that the device lacks, init_from where
-// experts are split, a sanity_check of fewer than two steps.
-void require_supported(const RunConfig& config, Device device, const MeshSize& mesh);
+// Throws user_error, naming the key, for what a run on this device cannot do: a width of heads, an
+// optimizer_states, an expert_ffn_mode or an fp8_config that the device lacks, a sanity_check of fewer than
+// two steps.
+void require_supported(const RunConfig& config, Device device);
 
 // fp8_config as it runs on the device. Throws user_error when it cannot be emulated there exactly.
 Fp8Config resolved_fp8_config(const Fp8Config& config, Device device);

@@ -28,8 +28,8 @@ void note(const std::string& line) {
 }
 
 // Before anything is read: refuses what such a run cannot do.
-ResolvedConfig<RunConfig> supported(ResolvedConfig<RunConfig> config, const Ranks& ranks) {
-  require_supported(config.value, resolved_device(config.value.device), ranks.mesh.place().size);
+ResolvedConfig<RunConfig> supported(ResolvedConfig<RunConfig> config) {
+  require_supported(config.value, resolved_device(config.value.device));
   return config;
 }
 
@@ -123,7 +123,7 @@ bool can_record_steps(const ModelLimits& limits) {
 }
 
 Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::shared_ptr<const Ranks> ranks)
-    : resolved_(supported(std::move(config), *ranks)),
+    : resolved_(supported(std::move(config))),
       config_(resolved_.value),
       dataset_(open_on_all(config_.dataset, *ranks)),
       split_(split_id(config_.dataset, dataset_)),

@@ -82,6 +82,35 @@ TEST(ParallelTrainer, ARunTellsTheSameAtEveryLayout) {
   }
 }
 
+TEST(ParallelTrainer, StartsFromAHuggingFaceCheckpointAtEveryLayout) {
+  const TempFolder alone_folder;
+  RunConfig alone = run_in(alone_folder);
+  alone.num_train_steps = 3;
+  train_on(alone, {1, 1});
+  LoadedModel trained = load_model(test::step_folder(alone, 3), {.num_threads = 1});
+  const fs::path hf = alone_folder / "hf";
+  export_hf(hf, trained.model->config(), trained.model->parameters(), trained.model->weights_A().f32(), {});
+  const auto from_there = [&](const TempFolder& folder) {
+    RunConfig config = run_in(folder);
+    config.num_train_steps = 3;
+    config.init_from = hf.string();
+    return config;
+  };
+  const TempFolder first_folder;
+  const RunConfig first = from_there(first_folder);
+  train_on(first, {1, 1});
+  EXPECT_LT(metrics(first).front()["loss"].get<double>(), metrics(alone).front()["loss"].get<double>());
+  for (const MeshSize size : {MeshSize{1, 2}, MeshSize{2, 2}, MeshSize{1, 4}}) {
+    for (const bool sharded : {false, true}) {
+      const TempFolder folder;
+      RunConfig config = from_there(folder);
+      config.parallelism.shard_parameters = sharded;
+      train_on(config, size);
+      expect_same_steps(config, first, 1e-5);
+    }
+  }
+}
+
 // Before the first step all layouts hold the same bits, so the files are those of one rank.
 TEST(ParallelTrainer, RanksWriteTheFilesThatOneRankWrites) {
   const TempFolder alone_folder;

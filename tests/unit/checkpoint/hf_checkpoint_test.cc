@@ -119,6 +119,33 @@ void expect_refused(const HandMade& checkpoint, const std::string& what) {
   EXPECT_FALSE(verify_any_checkpoint(folder.path())["ok"].get<bool>());
 }
 
+// Ranks that split the experts: of all dense weights everything, of the experts their own, nothing else.
+TEST(HfImport, ARankReadsWhatItHolds) {
+  ModelConfig model = small_model();
+  model.num_local_experts = 4;
+  const Weights weights(model);
+  for (const HfLayout layout : {HfLayout::kHub, HfLayout::kInMemory}) {
+    const TempFolder folder;
+    HandMade(weights, layout).write(folder.path());
+    for (const MeshSize size : {MeshSize{1, 2}, MeshSize{2, 2}, MeshSize{1, 4}}) {
+      for (int64_t rank = 0; rank < size.world(); ++rank) {
+        const ParameterList held(model, {.size = size, .dp_rank = rank / size.ep, .ep_rank = rank % size.ep});
+        std::vector<float> arena(static_cast<size_t>(held.arena_elements()), kUntouched);
+        import_hf(folder.path(), model, held, arena.data());
+        std::vector<float> want(arena.size(), kUntouched);
+        for (const ParamSpec& spec : held.specs()) {
+          const ParamSpec& whole = weights.parameters.find(spec.name);
+          ASSERT_EQ(spec.num_elements() * spec.parts, whole.num_elements()) << spec.name;
+          const int64_t first =
+              whole.offset + whole.num_elements() / spec.parts * (spec.parts > 1 ? rank % size.ep : 0);
+          std::copy_n(weights.arena.begin() + first, spec.num_elements(), want.begin() + spec.offset);
+        }
+        EXPECT_TRUE(equal_bits(arena, want)) << hf_layout_name(layout) << ", rank " << rank;
+      }
+    }
+  }
+}
+
 TEST(HfRoundTrip, EveryTypeShardedTiedOrNot) {
   for (const bool tied : {false, true}) {
     ModelConfig model = small_model();
