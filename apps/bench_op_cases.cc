@@ -43,7 +43,7 @@ void lay_out_operands(TensorAllocator& allocator, const ModelConfig& config, con
   at.grad_scale_1 = allocator.tensor(DType::kF64, {1});
   at.loss_sums_3 = allocator.tensor(DType::kF64, {3});
   at.losses_2 = allocator.tensor(DType::kF64, {2});
-  at.balance_E = allocator.tensor(DType::kF32, {config.num_local_experts});
+  at.balance_LE = allocator.tensor(DType::kF32, at.stats.counts_LE.shape);
   at.norm_1 = allocator.tensor(DType::kF64, {1});
   at.count_1 = allocator.tensor(DType::kI64, {1});
   at.cos_SK2 = allocator.tensor(DType::kF32, {seq, config.key_width() / 2});
@@ -269,9 +269,10 @@ void OpBench::add_router() {
                         .prob_sums_LE = at_.stats.prob_sums_LE,
                         .z_sums_L = at_.stats.z_sums_L,
                         .tokens = tokens_,
+                        .over = BalanceOver::kAllLayers,
                         .balance_coef = 0.02,
                         .losses_2 = at_.losses_2,
-                        .balance_E = at_.balance_E});
+                        .balance_LE = at_.balance_LE});
   add<DispatchPlanArgs>("dispatch_plan", dispatch_plan, "", 0,
                         {moe.experts_Tk, moe.row_of_slot_N, moe.slot_of_row_R},
                         {.experts_Tk = moe.experts_Tk,

@@ -36,7 +36,7 @@ struct OpTensors {
   RoutingStats stats;  // of one layer
   TensorView dstream_TD, dgate_up_R2F;
   TensorView weights_A, gradients_A, exp_avg_A, exp_avg_sq_A, sums_S;
-  TensorView update_5, grad_scale_1, loss_sums_3, losses_2, balance_E, norm_1, count_1;
+  TensorView update_5, grad_scale_1, loss_sums_3, losses_2, balance_LE, norm_1, count_1;
   TensorView cos_SK2, sin_SK2;
 };
 

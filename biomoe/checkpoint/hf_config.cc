@@ -137,8 +137,10 @@ class ConfigReader {
     if (!value->is_boolean()) throw error(key, *value, "true or false");
     member = value->get<bool>();
   }
-  // layer_precision is of training, and no key of transformers.
+  // layer_precision and router_aux_loss_type are of training, and no keys of transformers.
   void field(const char*, std::vector<std::string>&, const char*) {}
+  template <typename Enum, typename Names>
+  void choice(const char*, Enum&, const Names&, const char*) {}
 
  private:
   const json* find(const char* key) const {
@@ -329,7 +331,10 @@ struct FieldWriter {
   void field(const char* key, const std::optional<int64_t>& value, const char*) {
     object[key] = value ? json(*value) : json(nullptr);
   }
-  void field(const char*, const std::vector<std::string>&, const char*) {}  // layer_precision, as in reading
+  // What is of training is left out, as in reading.
+  void field(const char*, const std::vector<std::string>&, const char*) {}
+  template <typename Enum, typename Names>
+  void choice(const char*, const Enum&, const Names&, const char*) {}
 };
 
 json token_json(const std::optional<int64_t>& id) {

@@ -94,7 +94,7 @@ void Model::set_up_inputs() {
   const ModelExchange exchange = lay_out_exchange(mirror_, config_);
   routing_ = exchange.routing;
   discarded_ = exchange.discarded;
-  balance_E_ = exchange.balance_E;
+  balance_LE_ = exchange.balance_LE;
   grad_scale_1_ = exchange.grad_scale_1;
   loss_sums_3_ = exchange.loss_sums_3;
   losses_2_ = exchange.losses_2;
@@ -396,7 +396,7 @@ void Model::backward(const DeviceBatch& batch, double balance_coef, double z_coe
   compute_balance_loss(balance_coef);
   const double routings =
       static_cast<double>(config_.num_hidden_layers) * static_cast<double>(routing_.tokens);
-  const BlockAuxGradient aux{.balance_E = balance_E_, .z_scale = routings > 0 ? z_coef / routings : 0.0};
+  const double z_scale = routings > 0 ? z_coef / routings : 0.0;
   for (int64_t layer = config_.num_hidden_layers - 1; layer >= 0; --layer) {
     const auto index = static_cast<size_t>(layer);
     if (shards_) {
@@ -411,6 +411,9 @@ void Model::backward(const DeviceBatch& batch, double balance_coef, double z_coe
       block_experts_forward(ctx_, inputs_, block_weights_[index], act_.blocks[index], act_.workspace,
                             layer_stats(discarded_, layer));
     }
+    const BlockAuxGradient aux{.balance_E = TensorView(balance_LE_.f32() + layer * config_.num_local_experts,
+                                                       DType::kF32, {config_.num_local_experts}),
+                               .z_scale = z_scale};
     block_experts_backward(ctx_, inputs_, block_weights_[index], block_gradients_[index], act_.blocks[index],
                            act_.workspace, aux, act_.dstream_TD, accumulate);
     after(ParameterList::experts_stage(layer));
@@ -448,9 +451,11 @@ void Model::compute_balance_loss(double balance_coef) {
                       .prob_sums_LE = routing_.prob_sums_LE,
                       .z_sums_L = routing_.z_sums_L,
                       .tokens = routing_.tokens,
+                      .over = config_.router_aux_loss_type == AuxLossType::kHf ? BalanceOver::kAllLayers
+                                                                               : BalanceOver::kEachLayer,
                       .balance_coef = balance_coef,
                       .losses_2 = losses_2_,
-                      .balance_E = balance_E_});
+                      .balance_LE = balance_LE_});
 }
 
 void Model::finish_step(double balance_coef) {

@@ -251,7 +251,7 @@ class Model {
   Fp8State fp8_state_;
   TensorView weights_A_, gradients_A_;
   RoutingStats routing_, discarded_;
-  TensorView balance_E_, grad_scale_1_, loss_sums_3_, losses_2_, nonfinite_1_, offsets_host_E1_;
+  TensorView balance_LE_, grad_scale_1_, loss_sums_3_, losses_2_, nonfinite_1_, offsets_host_E1_;
   std::vector<BlockWeights> block_weights_, block_gradients_;
   std::vector<TensorView> gradient_squares_;
   StageShards* shards_ = nullptr;  // where ranks shard parameters

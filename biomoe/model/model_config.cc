@@ -57,8 +57,9 @@ void ModelConfig::validate() const {
                        kLayerPrecisions[0], kLayerPrecisions[1]);
     }
   }
-  if (sliding_window && *sliding_window < 1)
-    throw user_error("model: sliding_window={} is below 1", *sliding_window);
+  constexpr int64_t kWidestWindow = int64_t{1} << 31;
+  if (sliding_window && (*sliding_window < 1 || *sliding_window > kWidestWindow))
+    throw user_error("model: sliding_window={} is outside [1, {}]", *sliding_window, kWidestWindow);
   struct Real {
     const char* key;
     double value;

@@ -13,6 +13,10 @@ namespace biomoe {
 // bf16 stands for what the device computes in without fp8_config: fp32 on the CPU.
 inline constexpr std::array<std::string_view, 2> kLayerPrecisions{"fp8", "bf16"};
 
+// What the load-balancing loss evens out: tokens of all layers together, or of each layer (see BalanceOver).
+enum class AuxLossType : uint8_t { kHf, kPerLayer };
+inline constexpr std::array<std::string_view, 2> kAuxLossTypeNames{"hf", "per_layer"};
+
 struct ModelConfig {
   int64_t vocab_size = 0;           // V; 0: taken from the vocabulary
   int64_t hidden_size = 256;        // D
@@ -29,6 +33,7 @@ struct ModelConfig {
   double rope_theta = 1e6;
   bool tie_word_embeddings = false;
   double router_aux_loss_coef = 0.02;
+  AuxLossType router_aux_loss_type = AuxLossType::kHf;
   double router_z_loss_coef = 0.0;
   double initializer_range = 0.02;
   std::vector<std::string> layer_precision;  // kLayerPrecisions of each layer; empty: the same for all
@@ -56,6 +61,8 @@ struct ModelConfig {
     v.field("rope_theta", rope_theta, "base of the rotary embedding");
     v.field("tie_word_embeddings", tie_word_embeddings, "head and embedding share one matrix");
     v.field("router_aux_loss_coef", router_aux_loss_coef, "coefficient of the load-balancing loss");
+    v.choice("router_aux_loss_type", router_aux_loss_type, kAuxLossTypeNames,
+             "loads of experts are to be even over all layers together, as transformers has it, or in each");
     v.field("router_z_loss_coef", router_z_loss_coef, "coefficient of the router z-loss");
     v.field("initializer_range", initializer_range, "standard deviation of initial weights");
     v.field("layer_precision", layer_precision,

@@ -114,7 +114,7 @@ ModelExchange lay_out_exchange(TensorAllocator& allocator, const ModelConfig& co
   ModelExchange exchange;
   exchange.routing = allocate_routing_stats(allocator, config.num_hidden_layers, experts);
   exchange.discarded = allocate_routing_stats(allocator, config.num_hidden_layers, experts);
-  exchange.balance_E = allocator.tensor(DType::kF32, {experts});
+  exchange.balance_LE = allocator.tensor(DType::kF32, {config.num_hidden_layers, experts});
   exchange.grad_scale_1 = allocator.tensor(DType::kF64, {1});
   exchange.loss_sums_3 = allocator.tensor(DType::kF64, {3});
   exchange.losses_2 = allocator.tensor(DType::kF64, {2});

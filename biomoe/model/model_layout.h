@@ -16,7 +16,7 @@ struct ModelTables {
 // What the host and the device tell each other.
 struct ModelExchange {
   RoutingStats routing, discarded;
-  TensorView balance_E, grad_scale_1, loss_sums_3, losses_2, nonfinite_1, offsets_host_E1;
+  TensorView balance_LE, grad_scale_1, loss_sums_3, losses_2, nonfinite_1, offsets_host_E1;
 };
 
 // The split that the limits ask for, without the memory and tables that a model has for it.

@@ -64,7 +64,7 @@ void balance_loss(Context& ctx, const BalanceLossArgs& args) {
   check_tensor(kOp, "prob_sums", args.prob_sums_LE, DType::kF64, shape);
   check_tensor(kOp, "z_sums", args.z_sums_L, DType::kF64, Shape{shape[0]});
   check_tensor(kOp, "losses", args.losses_2, DType::kF64, Shape{2});
-  check_tensor(kOp, "balance", args.balance_E, DType::kF32, Shape{shape[1]});
+  check_tensor(kOp, "balance", args.balance_LE, DType::kF32, shape);
   BM_CHECK(args.tokens >= 0, "{}: {} tokens", kOp, args.tokens);
   BIOMOE_RUN_ON_DEVICE(balance_loss, ctx, args);
 }

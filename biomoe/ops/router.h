@@ -36,21 +36,28 @@ struct RouterBackwardArgs {
   TensorView dlogits_TE;  // assigned: f32, or bf16 for products with bf16 activations
 };
 
+// What experts' loads are to be even over: tokens of all layers together, as `transformers` has it (a layer
+// that sends everything to two experts then costs nothing where others send it to the other ones), or of
+// each.
+enum class BalanceOver : uint8_t { kAllLayers, kEachLayer };
+
 // The auxiliary losses of the routers of all layers, from the statistics of `tokens` tokens (a layer each):
 //   losses[0] = E * sum_e f_e P_e, f_e the (token, slot) pairs at expert e and P_e the summed probability of
 //   e over all layers, both divided by L * tokens: Switch-style load balancing (Fedus et al., 2021) as
-//   `transformers` computes it for Mixtral; losses[1] = mean of lse^2: the router z-loss of ST-MoE (Zoph et
-//   al., 2022); balance[e] = balance_coef * d losses[0] / d(probability of e, any token and layer), f_e held
-//   constant.
+//   `transformers` computes it for Mixtral; with kEachLayer the mean over layers of the same of each, both
+//   divided by tokens, as Switch has it; losses[1] = mean of lse^2: the router z-loss of ST-MoE (Zoph et
+//   al., 2022); balance[l, e] = balance_coef * d losses[0] / d(probability of e, any token of layer l), f_e
+//   held constant.
 // All 0 when tokens is 0.
 struct BalanceLossArgs {
   TensorView counts_LE;     // i64
   TensorView prob_sums_LE;  // f64
   TensorView z_sums_L;      // f64
   int64_t tokens = 0;
+  BalanceOver over = BalanceOver::kAllLayers;
   double balance_coef = 0;
-  TensorView losses_2;   // f64, assigned
-  TensorView balance_E;  // f32, assigned
+  TensorView losses_2;    // f64, assigned
+  TensorView balance_LE;  // f32, assigned
 };
 
 }  // namespace biomoe

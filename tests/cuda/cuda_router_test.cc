@@ -157,7 +157,7 @@ TEST_F(CudaRouterTest, BalanceLossFollowsItsDefinition) {
   GpuTensor counts(ctx(), DType::kI64, Shape{kLayers, kExperts}),
       prob_sums(ctx(), DType::kF64, Shape{kLayers, kExperts});
   GpuTensor z_sums(ctx(), DType::kF64, Shape{kLayers}), losses(ctx(), DType::kF64, Shape{2});
-  GpuTensor balance(ctx(), DType::kF32, Shape{kExperts});
+  GpuTensor balance(ctx(), DType::kF32, Shape{kLayers, kExperts});
   counts.set(doubles(ids(1, counts.size(), 40)));
   prob_sums.set(normals(2, counts.size(), DType::kF64));
   z_sums.set({1, 2, 4});
@@ -167,7 +167,7 @@ TEST_F(CudaRouterTest, BalanceLossFollowsItsDefinition) {
                        .tokens = kTokens,
                        .balance_coef = 0.02,
                        .losses_2 = losses.view(),
-                       .balance_E = balance.view()};
+                       .balance_LE = balance.view()};
   balance_loss(ctx(), args);
   const auto count = counts.values(), sum = prob_sums.values();
   const double routings = kLayers * kTokens;
@@ -178,12 +178,23 @@ TEST_F(CudaRouterTest, BalanceLossFollowsItsDefinition) {
     loss += f * (sum[e] + sum[e + kExperts] + sum[e + 2 * kExperts]) / routings;
     want.push_back(0.02 * kExperts * f / routings);
   }
+  for (size_t i = kExperts; i < kLayers * kExperts; ++i) want.push_back(want[i - kExperts]);
+  EXPECT_CLOSE(losses.values(), (std::vector<double>{kExperts * loss, 7 / routings}), DType::kF64);
+  EXPECT_CLOSE(balance.values(), want, DType::kF32);
+  args.over = BalanceOver::kEachLayer;
+  balance_loss(ctx(), args);
+  loss = 0;
+  for (size_t i = 0; i < kLayers * kExperts; ++i) {
+    const double f = count[i] / kTokens;
+    loss += f * sum[i] / routings;
+    want[i] = 0.02 * kExperts * f / routings;
+  }
   EXPECT_CLOSE(losses.values(), (std::vector<double>{kExperts * loss, 7 / routings}), DType::kF64);
   EXPECT_CLOSE(balance.values(), want, DType::kF32);
   args.tokens = 0;
   balance_loss(ctx(), args);
   EXPECT_EQ(losses.values(), (std::vector<double>{0, 0}));
-  EXPECT_EQ(balance.values(), std::vector<double>(kExperts, 0.0));
+  EXPECT_EQ(balance.values(), std::vector<double>(kLayers * kExperts, 0.0));
 }
 
 }  // namespace

@@ -186,20 +186,25 @@ void router_backward(Context& ctx, const RouterBackwardArgs& args) {
 
 void balance_loss(Context&, const BalanceLossArgs& args) {
   const int64_t layers = args.counts_LE.shape[0], experts = args.counts_LE.shape[1];
+  const int64_t together = args.over == BalanceOver::kAllLayers ? layers : 1;  // layers of one sum
+  const double tokens = static_cast<double>(together) * static_cast<double>(args.tokens);
   const double routings = static_cast<double>(layers) * static_cast<double>(args.tokens);
   double loss = 0, z_sum = 0;
-  for (int64_t e = 0; e < experts; ++e) {
-    int64_t count = 0;
-    double prob_sum = 0;
-    for (int64_t layer = 0; layer < layers; ++layer) {
-      count += args.counts_LE.i64()[layer * experts + e];
-      prob_sum += args.prob_sums_LE.f64()[layer * experts + e];
+  for (int64_t first = 0; first < layers; first += together) {
+    for (int64_t e = 0; e < experts; ++e) {
+      int64_t count = 0;
+      double prob_sum = 0;
+      for (int64_t layer = first; layer < first + together; ++layer) {
+        count += args.counts_LE.i64()[layer * experts + e];
+        prob_sum += args.prob_sums_LE.f64()[layer * experts + e];
+      }
+      const double share = tokens > 0 ? static_cast<double>(count) / tokens : 0.0;
+      loss += routings > 0 ? share * (prob_sum / routings) : 0.0;
+      const double gradient =
+          routings > 0 ? args.balance_coef * static_cast<double>(experts) * share / routings : 0.0;
+      for (int64_t layer = first; layer < first + together; ++layer)
+        args.balance_LE.f32()[layer * experts + e] = static_cast<float>(gradient);
     }
-    const double share = routings > 0 ? static_cast<double>(count) / routings : 0.0;
-    loss += routings > 0 ? share * (prob_sum / routings) : 0.0;
-    args.balance_E.f32()[e] =
-        routings > 0 ? static_cast<float>(args.balance_coef * static_cast<double>(experts) * share / routings)
-                     : 0.0f;
   }
   for (int64_t layer = 0; layer < layers; ++layer) z_sum += args.z_sums_L.f64()[layer];
   args.losses_2.f64()[0] = loss * static_cast<double>(experts);

@@ -217,19 +217,25 @@ struct BalancePointers {
   float* balance;
 };
 
-__global__ __launch_bounds__(kThreads) void balance_kernel(BalancePointers p, int64_t layers, int experts,
-                                                           double routings, double coef) {
+// `together`: layers of one sum.
+__global__ __launch_bounds__(kThreads) void balance_kernel(BalancePointers p, int64_t layers,
+                                                           int64_t together, int experts, double tokens,
+                                                           double coef) {
+  const double routings = static_cast<double>(layers) * tokens;
+  const double of_sum = static_cast<double>(together) * tokens;
   double loss = 0.0;
-  for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) {
+  for (int64_t i = threadIdx.x; i < layers / together * experts; i += kThreads) {
+    const int64_t first = i / experts * together, e = i % experts;
     int64_t count = 0;
     double prob_sum = 0.0;
-    for (int64_t layer = 0; layer < layers; ++layer) {
+    for (int64_t layer = first; layer < first + together; ++layer) {
       count += p.counts[layer * experts + e];
       prob_sum += p.prob_sums[layer * experts + e];
     }
-    const double share = routings > 0 ? static_cast<double>(count) / routings : 0.0;
+    const double share = routings > 0 ? static_cast<double>(count) / of_sum : 0.0;
     if (routings > 0) loss += share * (prob_sum / routings);
-    p.balance[e] = routings > 0 ? static_cast<float>(coef * experts * share / routings) : 0.0f;
+    const float gradient = routings > 0 ? static_cast<float>(coef * experts * share / routings) : 0.0f;
+    for (int64_t layer = first; layer < first + together; ++layer) p.balance[layer * experts + e] = gradient;
   }
   loss = block_sum(loss);
   double z_sum = 0.0;
@@ -303,10 +309,10 @@ void router_backward(Context& ctx, const RouterBackwardArgs& args) {
 void balance_loss(Context& ctx, const BalanceLossArgs& args) {
   const int64_t layers = args.counts_LE.shape[0];
   const BalancePointers p{args.counts_LE.i64(), args.prob_sums_LE.f64(), args.z_sums_L.f64(),
-                          args.losses_2.f64(), args.balance_E.f32()};
+                          args.losses_2.f64(), args.balance_LE.f32()};
   balance_kernel<<<1, kThreads, 0, stream_of(ctx)>>>(
-      p, layers, static_cast<int>(args.counts_LE.shape[1]),
-      static_cast<double>(layers) * static_cast<double>(args.tokens), args.balance_coef);
+      p, layers, args.over == BalanceOver::kAllLayers ? layers : 1, static_cast<int>(args.counts_LE.shape[1]),
+      static_cast<double>(args.tokens), args.balance_coef);
   check_launch("balance_loss");
 }
 

@@ -38,6 +38,10 @@ struct FieldList {
   void field(const char* key, std::vector<std::string>& value, const char*) {
     values.push_back(fmt::format("{} of {}", key, value.size()));
   }
+  template <typename Enum, typename Names>
+  void choice(const char* key, Enum& value, const Names& names, const char*) {
+    values.push_back(fmt::format("{}={}", key, names[static_cast<size_t>(value)]));
+  }
 };
 std::vector<std::string> fields(ModelConfig config) {
   FieldList list;
@@ -48,8 +52,11 @@ std::vector<std::string> fields(ModelConfig config) {
 TEST(HfConfig, HasNoKeysOfTrainingAlone) {
   ModelConfig model = small_model();
   model.layer_precision.assign(static_cast<size_t>(model.num_hidden_layers), "fp8");
-  EXPECT_FALSE(hf_config_json(model, {.bos = std::nullopt, .eos = {}, .pad = std::nullopt}, DType::kF32)
-                   .contains("layer_precision"));
+  model.router_aux_loss_type = AuxLossType::kPerLayer;
+  const json written =
+      hf_config_json(model, {.bos = std::nullopt, .eos = {}, .pad = std::nullopt}, DType::kF32);
+  for (const char* key : {"layer_precision", "router_aux_loss_type"})
+    EXPECT_FALSE(written.contains(key)) << key;
 }
 
 TEST(HfConfig, GoesThroughJson) {

@@ -113,6 +113,7 @@ TEST_P(ModelGradient, EqualsCentralDifferences) {
   config.tie_word_embeddings = std::get<0>(GetParam());
   config.num_experts_per_tok = std::get<1>(GetParam());
   if (config.tie_word_embeddings) config.sliding_window = 5;
+  config.router_aux_loss_type = config.tie_word_embeddings ? AuxLossType::kPerLayer : AuxLossType::kHf;
   Model model(config, test::small_limits(64, 32));
   model.initialize(6);
   const Batch batch = test::random_batch(config, {17, 1, 12}, 41);

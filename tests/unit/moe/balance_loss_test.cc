@@ -38,19 +38,19 @@ struct Losses {
   std::vector<float> gradient;
 };
 
-Losses losses_of(const RoutingStats& stats, double coef = 0) {
+Losses losses_of(const RoutingStats& stats, BalanceOver over, double coef = 0) {
   Context ctx;
   double losses[2] = {NAN, NAN};
   Losses result;
-  const int64_t experts = stats.counts_LE.shape[1];
-  result.gradient.assign(static_cast<size_t>(experts), NAN);
+  result.gradient.assign(static_cast<size_t>(stats.counts_LE.num_elements()), NAN);
   balance_loss(ctx, {.counts_LE = stats.counts_LE,
                      .prob_sums_LE = stats.prob_sums_LE,
                      .z_sums_L = stats.z_sums_L,
                      .tokens = stats.tokens,
+                     .over = over,
                      .balance_coef = coef,
                      .losses_2 = TensorView(losses, DType::kF64, {2}),
-                     .balance_E = TensorView(result.gradient.data(), DType::kF32, {experts})});
+                     .balance_LE = TensorView(result.gradient.data(), DType::kF32, stats.counts_LE.shape)});
   result.balance = losses[0];
   result.z = losses[1];
   return result;
@@ -79,13 +79,13 @@ RoutingStats statistics(Arena& arena, const Case& c, const std::vector<double>& 
 
 // As written in the model's definition: a one-hot tensor over (token of any layer, slot, expert), its mean
 // over tokens, times the mean probability, summed over slots and experts, times E.
-double direct_loss(const Case& c, const std::vector<double>& probs) {
-  const double rows = static_cast<double>(c.layers * c.tokens);
+double loss_of_rows(const Case& c, const std::vector<double>& probs, int64_t begin, int64_t end) {
+  const double rows = static_cast<double>(end - begin);
   double loss = 0;
   for (int64_t k = 0; k < c.top_k; ++k) {
     for (int64_t e = 0; e < c.experts; ++e) {
       double chosen = 0, probability = 0;
-      for (int64_t row = 0; row < c.layers * c.tokens; ++row) {
+      for (int64_t row = begin; row < end; ++row) {
         chosen += expert_of(c, row % c.tokens, k) == e ? 1 : 0;
         probability += probs[static_cast<size_t>(row * c.experts + e)];
       }
@@ -95,38 +95,66 @@ double direct_loss(const Case& c, const std::vector<double>& probs) {
   return loss * static_cast<double>(c.experts);
 }
 
+double direct_loss(const Case& c, const std::vector<double>& probs, BalanceOver over) {
+  if (over == BalanceOver::kAllLayers) return loss_of_rows(c, probs, 0, c.layers * c.tokens);
+  double sum = 0;
+  for (int64_t layer = 0; layer < c.layers; ++layer)
+    sum += loss_of_rows(c, probs, layer * c.tokens, (layer + 1) * c.tokens);
+  return sum / static_cast<double>(c.layers);
+}
+
+constexpr BalanceOver kBoth[] = {BalanceOver::kAllLayers, BalanceOver::kEachLayer};
 const Case kCases[] = {{1, 1, 1, 1}, {1, 4, 1, 7}, {3, 5, 2, 33}, {2, 8, 8, 12}, {4, 64, 6, 100}};
 
 TEST(BalanceLoss, EqualsTheFormula) {
   for (const Case& c : kCases) {
     Arena arena(1 << 20);
     const auto probs = random_probs(c);
-    EXPECT_NEAR(losses_of(statistics(arena, c, probs)).balance, direct_loss(c, probs), 1e-12)
-        << c.experts << " experts";
+    for (const BalanceOver over : kBoth) {
+      EXPECT_NEAR(losses_of(statistics(arena, c, probs), over).balance, direct_loss(c, probs, over), 1e-12)
+          << c.experts << " experts";
+    }
   }
 }
 
 TEST(BalanceLoss, KnownValues) {
-  Arena arena(1 << 20);
-  RoutingStats stats = allocate_routing_stats(arena, 2, 4);
-  reset(stats);
-  EXPECT_EQ(losses_of(stats).balance, 0.0);  // nothing routed
-  EXPECT_EQ(losses_of(stats).z, 0.0);
-  stats.tokens = 8;
-  for (int64_t i = 0; i < 8; ++i) {
-    stats.counts_LE.i64()[i] = 4;  // 8 tokens, top 2, even
-    stats.prob_sums_LE.f64()[i] = 2.0;
+  for (const BalanceOver over : kBoth) {
+    Arena arena(1 << 20);
+    RoutingStats stats = allocate_routing_stats(arena, 2, 4);
+    reset(stats);
+    EXPECT_EQ(losses_of(stats, over).balance, 0.0);  // nothing routed
+    EXPECT_EQ(losses_of(stats, over).z, 0.0);
+    stats.tokens = 8;
+    for (int64_t i = 0; i < 8; ++i) {
+      stats.counts_LE.i64()[i] = 4;  // 8 tokens, top 2, even
+      stats.prob_sums_LE.f64()[i] = 2.0;
+    }
+    EXPECT_DOUBLE_EQ(losses_of(stats, over).balance, 2.0);  // k when even
+    reset(stats);
+    stats.tokens = 8;
+    for (const int64_t layer : {0, 1}) {
+      stats.counts_LE.i64()[layer * 4 + 3] = 8;  // top 1, all tokens and all probability on one expert
+      stats.prob_sums_LE.f64()[layer * 4 + 3] = 8.0;
+      stats.z_sums_L.f64()[layer] = 24.0;
+    }
+    EXPECT_DOUBLE_EQ(losses_of(stats, over).balance, 4.0);  // E when all on one
+    EXPECT_DOUBLE_EQ(losses_of(stats, over).z, 3.0);
   }
-  EXPECT_DOUBLE_EQ(losses_of(stats).balance, 2.0);  // k when even
+}
+
+// Each layer sends everything to an expert of its own: even over both together, and as uneven as can be in
+// each.
+TEST(BalanceLoss, LayersThatCollapseCountInEach) {
+  Arena arena(1 << 20);
+  RoutingStats stats = allocate_routing_stats(arena, 2, 2);
   reset(stats);
   stats.tokens = 8;
   for (const int64_t layer : {0, 1}) {
-    stats.counts_LE.i64()[layer * 4 + 3] = 8;  // top 1, all tokens and all probability on one expert
-    stats.prob_sums_LE.f64()[layer * 4 + 3] = 8.0;
-    stats.z_sums_L.f64()[layer] = 24.0;
+    stats.counts_LE.i64()[layer * 2 + layer] = 8;
+    stats.prob_sums_LE.f64()[layer * 2 + layer] = 8.0;
   }
-  EXPECT_DOUBLE_EQ(losses_of(stats).balance, 4.0);  // E when all on one
-  EXPECT_DOUBLE_EQ(losses_of(stats).z, 3.0);
+  EXPECT_DOUBLE_EQ(losses_of(stats, BalanceOver::kAllLayers).balance, 1.0);
+  EXPECT_DOUBLE_EQ(losses_of(stats, BalanceOver::kEachLayer).balance, 2.0);
 }
 
 TEST(BalanceLoss, GradientEqualsCentralDifferences) {
@@ -134,19 +162,22 @@ TEST(BalanceLoss, GradientEqualsCentralDifferences) {
   for (const Case& c : kCases) {
     auto probs = random_probs(c);
     Arena arena(1 << 20);
-    const std::vector<float> gradient = losses_of(statistics(arena, c, probs), kCoef).gradient;
-    for (const int64_t row : {int64_t{0}, c.layers * c.tokens - 1}) {
-      for (int64_t e = 0; e < std::min<int64_t>(c.experts, 8); ++e) {
-        double& value = probs[static_cast<size_t>(row * c.experts + e)];
-        const double start = value;
-        value = start + kStep;
-        const double high = direct_loss(c, probs);
-        value = start - kStep;
-        const double low = direct_loss(c, probs);
-        value = start;
-        const double numeric = kCoef * (high - low) / (2 * kStep);
-        EXPECT_NEAR(static_cast<double>(gradient[static_cast<size_t>(e)]), numeric,
-                    1e-6 * std::abs(numeric) + 1e-10);
+    for (const BalanceOver over : kBoth) {
+      const std::vector<float> gradient = losses_of(statistics(arena, c, probs), over, kCoef).gradient;
+      for (const int64_t row : {int64_t{0}, c.layers * c.tokens - 1}) {
+        for (int64_t e = 0; e < std::min<int64_t>(c.experts, 8); ++e) {
+          double& value = probs[static_cast<size_t>(row * c.experts + e)];
+          const double start = value;
+          value = start + kStep;
+          const double high = direct_loss(c, probs, over);
+          value = start - kStep;
+          const double low = direct_loss(c, probs, over);
+          value = start;
+          const double numeric = kCoef * (high - low) / (2 * kStep);
+          const int64_t layer = row / c.tokens;
+          EXPECT_NEAR(static_cast<double>(gradient[static_cast<size_t>(layer * c.experts + e)]), numeric,
+                      1e-6 * std::abs(numeric) + 1e-10);
+        }
       }
     }
   }
