@@ -111,7 +111,7 @@ double median_of(std::vector<double> values) {
 namespace {
 
 void write_json(const BenchOptions& options, const nlohmann::json& result) {
-  if (!options.json.empty()) replace_file(options.json, result.dump(1) + "\n");
+  if (!options.json.empty()) write_output(options.json, result.dump(1) + "\n");
 }
 
 void report(const BenchOptions& options, const nlohmann::json& result) {
@@ -220,7 +220,7 @@ void add_bench(CLI::App& app) {
       const nlohmann::json result = bench_step(*options, ranks);
       if (ranks.first()) report(*options, result);
     } catch (const Error& error) {
-      throw error_of_rank(ranks.mesh.world(), error);
+      throw error_of_rank(ranks, error);
     }
   });
   moe->callback([options, choices] {

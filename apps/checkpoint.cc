@@ -70,11 +70,11 @@ void export_checkpoint(const Options& options) {
 // A training checkpoint with these weights and fresh moments, to continue from.
 void import_checkpoint(const Options& options) {
   const HfConfig source = read_hf_config(options.source);
-  for (const auto& line : source.notes) tell(stderr, "note: {}\n", line);
+  for (const auto& line : source.notes) tell(stderr, "note: {}\n", one_line(line));
   Model model(source.model, kWeightsOnly);
   const HfImportReport report =
       import_hf(options.source, source.model, model.parameters(), model.weights_A().f32());
-  for (const auto& line : report.notes) tell(stderr, "note: {}\n", line);
+  for (const auto& line : report.notes) tell(stderr, "note: {}\n", one_line(line));
   const float* weights = model.weights_A().f32();
   if (!std::all_of(weights, weights + model.weights_A().num_elements(),
                    [](float value) { return std::isfinite(value); }))

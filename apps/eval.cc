@@ -129,7 +129,7 @@ void run(const EvalOptions& options) {
     print_row(fmt::format("Markov, order {}", order), row);
     report["markov"].push_back(row);
   }
-  if (!options.json.empty()) replace_file(options.json, report.dump(2) + "\n");
+  if (!options.json.empty()) write_output(options.json, report.dump(2) + "\n");
 }
 
 }  // namespace

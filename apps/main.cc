@@ -20,22 +20,6 @@
 namespace biomoe::apps {
 namespace {
 
-// Names and texts of files may hold line ends and other control characters; an error is one line.
-std::string one_line(std::string_view text) {
-  std::string line;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '\n') {
-      line += "\\n";
-    } else if (byte < 0x20 || byte == 0x7f) {
-      line += fmt::format("\\x{:02x}", byte);
-    } else {
-      line += c;
-    }
-  }
-  return line;
-}
-
 int report(std::string_view what, int status) {
   tell(stderr, "biomoe: {}\n", one_line(what));
   return status;

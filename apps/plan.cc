@@ -142,7 +142,7 @@ void run(const ConfigOptions& options, const std::string& json_path) {
       {"fp8", describe_products(config.model, fp8_shape(config.model, limits))},
       {"worlds", step_times_of_worlds(config)}};
   print_plan(plan, memory, missing_data);
-  if (!json_path.empty()) replace_file(json_path, plan.dump(2) + "\n");
+  if (!json_path.empty()) write_output(json_path, plan.dump(2) + "\n");
 }
 
 }  // namespace

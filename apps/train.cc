@@ -31,7 +31,7 @@ void run(const ConfigOptions& options, double started) {
     if (first) print_sanity(*summary.sanity);
     if (!summary.sanity->ok()) throw failure("FAIL: {}", summary.sanity->failed.front());
   } catch (const Error& error) {
-    throw error_of_rank(ranks->mesh.world(), error);
+    throw error_of_rank(*ranks, error);
   }
 }
 

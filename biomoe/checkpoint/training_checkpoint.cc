@@ -44,14 +44,16 @@ std::optional<int64_t> step_of(std::string_view name) {
   return std::stoll(std::string(name));
 }
 
+bool is_group_name(const std::string& name) {
+  return !name.empty() &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_'; });
+}
+
 void check_groups(const std::vector<TensorGroup>& groups) {
   std::set<std::string> names;
   for (const auto& group : groups) {
-    const bool plain =
-        !group.name.empty() && std::all_of(group.name.begin(), group.name.end(),
-                                           [](unsigned char c) { return std::isalnum(c) || c == '_'; });
-    BM_CHECK(plain && names.insert(group.name).second, "the tensor group name '{}' is odd or given twice",
-             group.name);
+    BM_CHECK(is_group_name(group.name) && names.insert(group.name).second,
+             "the tensor group name '{}' is odd or given twice", group.name);
     std::set<std::string> tensors;
     for (const auto& tensor : group.tensors) {
       BM_CHECK((tensor.view || tensor.view.num_elements() == 0) && tensor.view.contiguous(),
@@ -404,7 +406,8 @@ CheckpointHeader read_checkpoint_header(const fs::path& step_folder) {
     throw user_error("{}: groups or state is missing", origin);
   }
   for (const auto& name : file.at("groups")) {
-    if (!name.is_string()) throw user_error("{}: groups holds something that is no name", origin);
+    if (!name.is_string() || !is_group_name(name.get<std::string>()))
+      throw user_error("{}: groups holds something that is no name", origin);
     header.groups.push_back(name.get<std::string>());
   }
   header.state = file.at("state");

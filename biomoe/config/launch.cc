@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cstdlib>
 
+#include "biomoe/core/error.h"
+
 namespace biomoe {
 namespace {
 
@@ -12,16 +14,32 @@ std::optional<std::string> from_environment(const char* name) {
   return value ? std::optional<std::string>(value) : std::nullopt;
 }
 
+constexpr int64_t kMostRanks = 65536;
+
+// Nothing for what is no number from 0 on.
+std::optional<int64_t> count_in(const std::string& text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool whole = error == std::errc() && end == text.data() + text.size() && number >= 0;
+  return whole ? std::optional(number) : std::nullopt;
+}
+
 }  // namespace
 
 Launch read_launch(const std::function<std::optional<std::string>(const char*)>& variable) {
   const auto text = [&](const char* name) { return variable ? variable(name) : from_environment(name); };
   const auto count = [&](const char* name) -> int64_t {
-    const auto value = text(name);
-    if (!value) return 0;
-    int64_t number = 0;
-    const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
-    return error == std::errc() && end == value->data() + value->size() ? number : 0;
+    return count_in(text(name).value_or("")).value_or(0);
+  };
+  const auto number = [&](const char* name) {
+    const std::string value = text(name).value_or("");
+    const auto found = count_in(value);
+    if (!found || *found > kMostRanks)
+      throw user_error(
+          "{}='{}' is no number up to {}; set it as torchrun does, or unset WORLD_SIZE for a run of "
+          "one rank",
+          name, value, kMostRanks);
+    return *found;
   };
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     if (const int64_t processes = count(name); processes > 0)
@@ -30,11 +48,12 @@ Launch read_launch(const std::function<std::optional<std::string>(const char*)>&
   const int64_t tasks = count("SLURM_STEP_NUM_TASKS");
   if (text("PMIX_RANK")) return {.launcher = Launcher::kMpi, .processes = std::max<int64_t>(1, tasks)};
   if (tasks > 1) return {.launcher = Launcher::kSrun, .processes = tasks};
-  const int64_t world = count("WORLD_SIZE");
-  if (world <= 1 || !text("RANK")) return {};
+  if (!text("WORLD_SIZE") || !text("RANK")) return {};
+  const int64_t world = number("WORLD_SIZE"), rank = number("RANK");
+  if (world <= 1) return {};
   Launch launch{.launcher = Launcher::kTorchrun,
                 .processes = world,
-                .rank = count("RANK"),
+                .rank = rank,
                 .host = text("MASTER_ADDR").value_or(""),
                 .port = count("MASTER_PORT")};
   if (launch.port > 0 && text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True") ++launch.port;

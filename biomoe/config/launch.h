@@ -23,7 +23,8 @@ struct Launch {
 // --mpi=pmi2), PMIX_RANK (srun --mpi=pmix): MPI can start. SLURM_STEP_NUM_TASKS alone: srun without MPI.
 // WORLD_SIZE and RANK, with MASTER_ADDR and MASTER_PORT: torchrun, and what sets the same; torchrun itself
 // listens at that port (TORCHELASTIC_USE_AGENT_STORE), so that rank 0 takes the next one. kNone where there
-// is one process. `variable` gives the value of a name, if set; without it the environment is read.
+// is one process; user_error where torchrun's are no numbers. `variable` gives the value of a name, if set;
+// without it the environment is read.
 Launch read_launch(const std::function<std::optional<std::string>(const char*)>& variable = {});
 
 }  // namespace biomoe

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -19,5 +20,8 @@ template <typename... Args>
 void tell(std::FILE* out, fmt::format_string<Args...> format, Args&&... args) {
   internal::write_or_lose(out, fmt::format(format, std::forward<Args>(args)...));
 }
+
+// With line ends and other control characters, which names and texts of files may hold, escaped.
+std::string one_line(std::string_view text);
 
 }  // namespace biomoe

@@ -27,6 +27,18 @@ Descriptor open_regular_file(const std::filesystem::path& path) {
   return file;
 }
 
+Descriptor open_to_append(const std::filesystem::path& path) {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  Descriptor file(open(path.c_str(), kFlags, 0644));
+  struct stat info {};
+  const int reason = errno;
+  if (!file && reason != ELOOP && reason != ENXIO)
+    throw user_error("{}: cannot open for writing: {}", path.string(), std::strerror(reason));
+  if (!file || fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode))
+    throw user_error("{}: not a regular file, to which a run could add lines; remove it", path.string());
+  return file;
+}
+
 bool write_all(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t put = write(fd, bytes.data(), bytes.size());

@@ -34,6 +34,10 @@ class Descriptor {
 // block).
 Descriptor open_regular_file(const std::filesystem::path& path);
 
+// For writing after what is there, or made. user_error when it cannot be, and for what is no regular file: a
+// link is not followed and a pipe does not block.
+Descriptor open_to_append(const std::filesystem::path& path);
+
 // Writes all of `bytes`; false when the system refuses, with errno saying why.
 bool write_all(int fd, std::string_view bytes);
 

@@ -88,8 +88,12 @@ bool lock_temporary(const Descriptor& file) {
 
 }  // namespace
 
-void replace_file(const fs::path& path, std::string_view bytes) {
+void write_output(const fs::path& path, std::string_view bytes) {
   if (is_other_than_regular(path)) return write_file_synced(path, bytes);
+  replace_file(path, bytes);
+}
+
+void replace_file(const fs::path& path, std::string_view bytes) {
   const fs::path folder = folder_of(path);
   const std::string prefix = fmt::format(".{}.tmp-", path.filename().string());
   remove_dead_temporaries(folder, prefix);

@@ -17,9 +17,13 @@ std::string read_file(const std::filesystem::path& path, uint64_t max_bytes = ui
 void write_file_synced(const std::filesystem::path& path, std::string_view bytes);
 
 // As write_file_synced, through a temporary file beside it (of a name that nothing has; gone after a failure)
-// and a rename: readers see the old or the new, never half. What is there and no regular file (a device, a
-// pipe, a link) stays and is written to.
+// and a rename: readers see the old or the new, never half. The file takes the place of what is there, also
+// of a link or a pipe, which is not followed: for files that the program keeps in a folder of its own.
 void replace_file(const std::filesystem::path& path, std::string_view bytes);
+
+// The same for a file that a user names: what is there and no regular file (a device, a pipe, a link) stays
+// and is written to.
+void write_output(const std::filesystem::path& path, std::string_view bytes);
 
 // For a file that will be written after long work: user_error when its folder does not exist or cannot be
 // written, or when the name is taken by a folder.

@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 void warn(const std::string& line) {
-  tell(stderr, "{}\n", line);
+  tell(stderr, "{}\n", one_line(line));
 }
 
 bool is_hugging_face(const fs::path& folder) {

@@ -72,8 +72,7 @@ void take_nonfinite(Json& value, const std::string& pointer, Json& found) {
 
 MetricsWriter::MetricsWriter(std::filesystem::path path, int64_t last_step) : path_(std::move(path)) {
   trim(path_, last_step);
-  file_ = Descriptor(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (!file_) throw user_error("{}: cannot open for writing: {}", path_.string(), std::strerror(errno));
+  file_ = open_to_append(path_);
 }
 
 void MetricsWriter::write(Json line) {

@@ -42,14 +42,14 @@ std::string host_name() {
 }
 
 tcp::Rendezvous rendezvous(const Launch& launch) {
-  constexpr int64_t kMostRanks = 65536, kLastPort = 65535;
+  constexpr int64_t kLastPort = 65535;
   if (launch.host.empty() || launch.port < 1 || launch.port > kLastPort) {
     throw user_error(
         "RANK and WORLD_SIZE={} are set, and not MASTER_ADDR and MASTER_PORT with the host of rank 0 and a "
         "port there; set them (torchrun does), or unset WORLD_SIZE for a run of one rank",
         launch.processes);
   }
-  if (launch.rank < 0 || launch.rank >= launch.processes || launch.processes > kMostRanks)
+  if (launch.rank >= launch.processes)
     throw user_error("RANK={} is not below WORLD_SIZE={}", launch.rank, launch.processes);
   return {.rank = static_cast<int>(launch.rank),
           .size = static_cast<int>(launch.processes),
@@ -179,20 +179,30 @@ Ranks start_ranks(RunConfig& config) {
       settle_device(config, *world, place);
     }
   } catch (const Error& error) {
-    throw error_of_rank(*world, error);
+    throw error_of_rank(*world, error, parallelism.timeout_s);
   }
   if (world->size() > 1 && config.device == DeviceChoice::kCuda)
     world = nccl::over_gpus(std::move(world), parallelism.timeout_s, parallelism.share_gpus);
-  Ranks ranks{Mesh(std::move(world), mesh), place.ranks};
+  Ranks ranks{Mesh(std::move(world), mesh), place.ranks, parallelism.timeout_s};
   if (!ranks.mesh.alone() && config.num_threads == 0) config.num_threads = threads_of_rank(ranks.on_host);
   return ranks;
 }
 
-Error error_of_rank(const Comm& world, const Error& error) {
+void require_same(Comm& world, std::string_view what, const std::string& text) {
+  const auto texts = all_gather_text(world, text, what);
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    if (texts[rank] == texts[0]) continue;
+    throw user_error(
+        "rank {} reads other files than rank 0 for {}: {} there, {} on rank 0; give all ranks the same", rank,
+        what, texts[rank], texts[0]);
+  }
+}
+
+Error error_of_rank(const Comm& world, const Error& error, double timeout_s) {
   if (world.size() == 1) return error;
   if (world.rank() != 0) {
     std::signal(SIGTERM, SIG_DFL);
-    std::this_thread::sleep_for(std::chrono::seconds(3));
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::min(3.0, timeout_s / 3)));
   }
   const std::string text = error.what();
   if (text.starts_with("rank ")) return error;

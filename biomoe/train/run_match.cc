@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <set>
 #include <string_view>
 
 #include "biomoe/checkpoint/checksum.h"
@@ -42,7 +43,8 @@ constexpr std::array<std::string_view, 23> kNotOfTraining{"run_dir",
                                                           "validation."};
 
 bool is_of_training(std::string_view key) {
-  if (key == "config_kwargs.layer_precision") return true;  // is not in what a checkpoint says of its model
+  // Not in what a checkpoint says of its model.
+  if (key == "config_kwargs.layer_precision" || key == "config_kwargs.router_aux_loss_type") return true;
   return std::none_of(kNotOfTraining.begin(), kNotOfTraining.end(), [&](std::string_view other) {
     return other.ends_with('.') ? key.starts_with(other) : key == other;
   });
@@ -156,6 +158,30 @@ std::string split_id(const DataConfig& config, const Dataset& dataset) {
                      dataset.report.validation.bases);
 }
 
+std::string data_id(const Dataset& dataset) {
+  const std::string tokens = dataset.vocabulary.tokenizer_json(false).dump();
+  std::string text = fmt::format("vocabulary {}", crc32_text(crc32_update(0, tokens.data(), tokens.size())));
+  std::vector<uint8_t> block(size_t{1} << 20);
+  std::set<const SequenceStore*> told;  // a split has one store for both parts
+  for (const auto& part : {dataset.train, dataset.validation}) {
+    if (!part || !told.insert(part->store.get()).second) continue;
+    const SequenceStore& store = *part->store;
+    uint32_t crc = 0;
+    int64_t bases = 0;
+    for (int64_t record = 0; record < store.num_records(); ++record) {
+      const int64_t length = store.length(record);
+      for (int64_t begin = 0; begin < length; begin += static_cast<int64_t>(block.size())) {
+        const int64_t count = std::min(length - begin, static_cast<int64_t>(block.size()));
+        store.read(record, begin, count, block.data());
+        crc = crc32_update(crc, block.data(), static_cast<size_t>(count));
+      }
+      bases += length;
+    }
+    text += fmt::format(", {} bases in {} records ({})", bases, store.num_records(), crc32_text(crc));
+  }
+  return text;
+}
+
 std::string check_continuation(const TrainingState& state, const std::string& origin, const RunConfig& config,
                                const std::string& split) {
   const RunConfig before = config_of(state, origin);
@@ -199,7 +225,8 @@ void check_fresh_start(const RunConfig& config, const fs::path& checkpoints) {
     reason = "with no config.yaml that a run wrote";
   } else if (figures) {
     reason = other_run(*before, config);
-    if (reason.empty() && had_checkpoint(run, *before)) reason = "a run whose checkpoints are gone";
+    if (reason.empty() && had_checkpoint(run, *before))
+      reason = "a run whose checkpoints are gone, or could not be saved";
   }
   if (reason.empty()) return;
   throw user_error(

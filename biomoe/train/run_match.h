@@ -29,6 +29,9 @@ std::string training_differences(const RunConfig& before, const RunConfig& now);
 // when it holds out none.
 std::string split_id(const DataConfig& config, const Dataset& dataset);
 
+// Of all that is read: the vocabulary, and of the sequences their numbers and a checksum.
+std::string data_id(const Dataset& dataset);
+
 // For a run that continues from `state` after steps, read from `origin`: user_error when its
 // validation_fraction holds out other bases than before. Returns one line that names what else is trained
 // differently now; empty when nothing is.

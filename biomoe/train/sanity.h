@@ -25,6 +25,10 @@ struct SanityInputs {
   std::string checkpoint;        // "" for none
 };
 
+// Whether the ranks that hold copies of weights have the same bits in them; true where they shard them, or
+// one rank is alone. All ranks call it and get the same answer.
+bool same_copies(Model& model, const Mesh& mesh);
+
 // All ranks call it and get the same report: the loss fell, copies of weights are the same bits on the ranks
 // that hold them, the checkpoint reads back.
 SanityReport check_sanity(const SanityInputs& inputs);

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <type_traits>
 
+#include "biomoe/checkpoint/checkpoint_manifest.h"
 #include "biomoe/checkpoint/hf_config.h"
 #include "biomoe/checkpoint/hf_import.h"
 #include "biomoe/checkpoint/ranked_save.h"
@@ -24,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 void note(const std::string& line) {
-  tell(stderr, "{}\n", line);
+  tell(stderr, "{}\n", one_line(line));
 }
 
 // Before anything is read: refuses what such a run cannot do.
@@ -33,9 +34,23 @@ ResolvedConfig<RunConfig> supported(ResolvedConfig<RunConfig> config) {
   return config;
 }
 
+// Of what was written, by its checksums, and of the state that was read.
+std::string checkpoint_id(const std::string& folder, const CheckpointHeader& header) {
+  std::string text = header.state.dump();
+  for (const auto& [name, digest] : CheckpointManifest::read(folder).files)
+    text += fmt::format(" {} {} {}", name, digest.bytes, crc32_text(digest.crc32));
+  return fmt::format("{} ({})", folder, crc32_text(crc32_update(0, text.data(), text.size())));
+}
+
 Dataset open_on_all(const DataConfig& config, const Ranks& ranks) {
   std::optional<Dataset> dataset;
-  work_together(ranks.mesh.world(), "reading the data", [&] { dataset = open_dataset(config); });
+  Comm& world = ranks.mesh.world();
+  std::string id;
+  work_together(world, "reading the data", [&] {
+    dataset = open_dataset(config);
+    if (world.size() > 1) id = data_id(*dataset);
+  });
+  require_same(world, "the data", id);
   return std::move(*dataset);
 }
 
@@ -166,6 +181,15 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
   resume();
   image_->upload_sync();
   if (step_ == 0 && config_.fp8_config.rounds_initial_weights()) image_->round_weights_to_codes_sync();
+  if (!same_copies(*model_, mesh)) {
+    throw user_error(
+        "copies of weights differ between ranks before the first step: {}; give all ranks the same files, "
+        "and "
+        "hosts of one kind",
+        !config_.init_from.empty() && step_ == 0 ? "init_from"
+        : step_ > 0                              ? "the checkpoint"
+                                                 : "weights from the seed");
+  }
 }
 
 // The first rank looks, and all take what it found: "" for nothing.
@@ -192,6 +216,7 @@ void Trainer::resume() {
         store_->folder().string());
   }
   const CheckpointHeader header = read_checkpoint_header(latest);
+  require_same(ranks_->mesh.world(), "the checkpoint", checkpoint_id(latest, header));
   const TrainingState state = TrainingState::from_json(header.state, latest);
   const std::string difference =
       model_difference(parse_hf_config(state.model.dump(), latest).model, config_.model);

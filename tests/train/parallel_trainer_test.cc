@@ -39,7 +39,7 @@ void train_on(RunConfig config, MeshSize size) {
   try {
     test::run_ranks(static_cast<int>(size.world()), [&](std::unique_ptr<Comm> world) {
       const int64_t on_host = world->size();
-      auto ranks = std::make_shared<const Ranks>(Ranks{Mesh(std::move(world), size), on_host});
+      auto ranks = std::make_shared<const Ranks>(Ranks{Mesh(std::move(world), size), on_host, 20});
       Trainer({config, {}}, now_seconds(), ranks).run();
     });
   } catch (...) {

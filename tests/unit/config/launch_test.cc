@@ -4,6 +4,8 @@
 
 #include <map>
 
+#include "biomoe/core/error.h"
+
 namespace biomoe {
 namespace {
 
@@ -44,11 +46,22 @@ TEST(Launch, LaunchersAreToldByTheirVariables) {
       {{{"WORLD_SIZE", "1"}, {"RANK", "0"}}, Launcher::kNone, 1},
       {{{"WORLD_SIZE", "2"}}, Launcher::kNone, 1},
       {{{"OMPI_COMM_WORLD_SIZE", "two"}}, Launcher::kNone, 1},
+      {{{"RANK", "x"}}, Launcher::kNone, 1},
   };
   for (const auto& row : rows) {
     const Launch launch = with(row.variables);
     EXPECT_EQ(launch.launcher, row.launcher);
     EXPECT_EQ(launch.processes, row.processes);
+  }
+}
+
+TEST(Launch, WhatIsNoNumberIsRefused) {
+  for (const char* value : {"", "x", "-1", "70000", "9999999999999999999", "2 "}) {
+    for (const char* name : {"WORLD_SIZE", "RANK"}) {
+      std::map<std::string, std::string> variables{{"WORLD_SIZE", "2"}, {"RANK", "0"}};
+      variables[name] = value;
+      EXPECT_THROW(with(variables), Error) << name << "=" << value;
+    }
   }
 }
 

@@ -77,22 +77,34 @@ TEST_F(File, FailedWritesNameThePathAndLeaveTheOldFile) {
   }
 }
 
-TEST_F(File, WhatIsNoRegularFileIsWrittenToAndStays) {
+TEST_F(File, ReplacingFollowsNothing) {
+  write_file_synced(folder_ / "target", "precious");
+  fs::create_symlink("target", folder_ / "link");
+  ASSERT_EQ(mkfifo((folder_ / "pipe").c_str(), 0600), 0);  // which nobody reads
+  for (const char* name : {"link", "pipe"}) {
+    replace_file(folder_ / name, "new");
+    EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(folder_ / name))) << name;
+    EXPECT_EQ(read_file(folder_ / name), "new");
+  }
+  EXPECT_EQ(read_file(folder_ / "target"), "precious");
+}
+
+TEST_F(File, AnOutputThatIsNoRegularFileIsWrittenToAndStays) {
   write_file_synced(folder_ / "target", "a longer text");
   fs::create_symlink("target", folder_ / "link");
-  replace_file(folder_ / "link", "new");
+  write_output(folder_ / "link", "new");
   EXPECT_TRUE(fs::is_symlink(folder_ / "link"));
   EXPECT_EQ(read_file(folder_ / "target"), "new");
   ASSERT_EQ(mkfifo((folder_ / "pipe").c_str(), 0600), 0);
   require_creatable(folder_ / "pipe");
   const Descriptor reader(open((folder_ / "pipe").c_str(), O_RDONLY | O_NONBLOCK));
-  replace_file(folder_ / "pipe", "through");
+  write_output(folder_ / "pipe", "through");
   EXPECT_TRUE(fs::is_fifo(folder_ / "pipe"));
   std::string got(7, ' ');
   EXPECT_EQ(read(reader.get(), got.data(), got.size()), 7);
   EXPECT_EQ(got, "through");
   require_creatable("/dev/null");
-  replace_file("/dev/null", "x");
+  write_output("/dev/null", "x");
   EXPECT_TRUE(fs::is_character_file("/dev/null"));
 }
 
