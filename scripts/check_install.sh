@@ -20,10 +20,8 @@ cmake_minimum_required(VERSION 3.25)
 project(outside LANGUAGES CXX)
 find_package(biomoe $version REQUIRED)
 add_executable(outside outside.cc)
-target_compile_features(outside PRIVATE cxx_std_20)
 target_link_libraries(outside PRIVATE biomoe::train)
 add_executable(layers layers.cc)
-target_compile_features(layers PRIVATE cxx_std_20)
 target_link_libraries(layers PRIVATE biomoe::moe)
 TEXT
 # The program that the README shows.

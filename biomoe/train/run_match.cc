@@ -190,10 +190,14 @@ std::string check_continuation(const TrainingState& state, const std::string& or
                      (saved != state.data.end() && *saved != split);
   if (moved) {
     throw user_error(
-        "{}: dataset.validation_fraction={} held out other bases than {} does now, so that held-out bases "
-        "were "
-        "or would be trained on; use the same data and validation_fraction, or another run_dir",
-        origin, before.dataset.validation_fraction, config.dataset.validation_fraction);
+        "{}: other bases are held out now than were, so that held-out bases were or would be trained on: {}; "
+        "use "
+        "the same data and validation_fraction, or another run_dir",
+        origin,
+        before.dataset.validation_fraction == config.dataset.validation_fraction
+            ? std::string("dataset.path holds other records")
+            : fmt::format("dataset.validation_fraction={} (now {})", before.dataset.validation_fraction,
+                          config.dataset.validation_fraction));
   }
   std::string differences = training_differences(before, config);
   if (before.num_train_steps != config.num_train_steps && config.schedule.num_decay_steps == 0) {

@@ -316,6 +316,50 @@ TEST(ParallelTrainer, ASaveThatOneRankCannotMakeFailsOnAllAndLeavesTheOneBefore)
     EXPECT_THAT(entry.path().filename().string(), ::testing::Not(HasSubstr("partial")));
 }
 
+// What every rank gets of refusals where `change` makes rank 1's configuration another one.
+void expect_refused_on_all(const RunConfig& config, const std::function<void(RunConfig&)>& change,
+                           const std::string& what) {
+  std::atomic<int> refused{0};
+  test::run_ranks(2, [&](std::unique_ptr<Comm> world) {
+    RunConfig own = config;
+    if (world->rank() == 1) change(own);
+    own.parallelism.dp_size = 2;
+    auto ranks = std::make_shared<const Ranks>(Ranks{Mesh(std::move(world), {2, 1}), 2, 20});
+    EXPECT_THAT(test::message_of(ErrorKind::kUser,
+                                 [&] {
+                                   Trainer({own, {}}, now_seconds(), ranks);
+                                 }),
+                HasSubstr(what));
+    ++refused;
+  });
+  EXPECT_EQ(refused, 2);
+}
+
+TEST(ParallelTrainer, RanksThatReadOtherFilesAreRefused) {
+  const TempFolder folder;
+  const RunConfig config = run_in(folder);
+  const std::string bases = read_file(config.dataset.path.front());
+  const std::string other = folder.write("other.fa", bases.substr(0, bases.size() - 9) + "ACGTACGT\n");
+  expect_refused_on_all(
+      config, [&](RunConfig& own) { own.dataset.path = {other}; },
+      "rank 1 reads other files than rank 0 for the data");
+  // Weights of two models.
+  RunConfig trained = config;
+  trained.num_train_steps = 2;
+  trained.checkpoint.save_every_n_steps = 1;
+  train_on(trained, {1, 1});
+  for (const int64_t step : {1, 2}) {
+    LoadedModel loaded = load_model(test::step_folder(trained, step), {.num_threads = 1});
+    export_hf(folder / ("hf" + std::to_string(step)), loaded.model->config(), loaded.model->parameters(),
+              loaded.model->weights_A().f32(), {});
+  }
+  RunConfig fresh = config;
+  fresh.run_dir = (folder / "fresh").string();
+  fresh.init_from = (folder / "hf1").string();
+  expect_refused_on_all(
+      fresh, [&](RunConfig& own) { own.init_from = (folder / "hf2").string(); }, "copies of weights differ");
+}
+
 TEST(ParallelTrainer, ConfigurationsThatDifferAreRefusedByTheirKey) {
   const TempFolder folder;
   const RunConfig config = run_in(folder);
