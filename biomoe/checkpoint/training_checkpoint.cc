@@ -262,8 +262,6 @@ SaveReport CheckpointSave::publish() {
   try {
     replace_file(pointer, report_.path.filename().string() + "\n");
   } catch (const Error& error) {
-    std::error_code ignored;
-    fs::remove(pointer.string() + ".tmp", ignored);
     throw failure("checkpoint {} is saved, but the pointer to it is not: {}", report_.path.string(),
                   error.what());
   }

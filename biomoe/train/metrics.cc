@@ -1,8 +1,5 @@
 #include "biomoe/train/metrics.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cmath>
 #include <cstring>

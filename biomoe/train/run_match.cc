@@ -170,6 +170,7 @@ std::string data_id(const Dataset& dataset) {
     int64_t bases = 0;
     for (int64_t record = 0; record < store.num_records(); ++record) {
       const int64_t length = store.length(record);
+      crc = crc32_update(crc, &length, sizeof(length));  // where records end matters too
       for (int64_t begin = 0; begin < length; begin += static_cast<int64_t>(block.size())) {
         const int64_t count = std::min(length - begin, static_cast<int64_t>(block.size()));
         store.read(record, begin, count, block.data());
@@ -191,8 +192,7 @@ std::string check_continuation(const TrainingState& state, const std::string& or
   if (moved) {
     throw user_error(
         "{}: other bases are held out now than were, so that held-out bases were or would be trained on: {}; "
-        "use "
-        "the same data and validation_fraction, or another run_dir",
+        "use the same data and validation_fraction, or another run_dir",
         origin,
         before.dataset.validation_fraction == config.dataset.validation_fraction
             ? std::string("dataset.path holds other records")

@@ -183,12 +183,8 @@ Trainer::Trainer(ResolvedConfig<RunConfig> config, double started_seconds, std::
   if (step_ == 0 && config_.fp8_config.rounds_initial_weights()) image_->round_weights_to_codes_sync();
   if (!same_copies(*model_, mesh)) {
     throw user_error(
-        "copies of weights differ between ranks before the first step: {}; give all ranks the same files, "
-        "and "
-        "hosts of one kind",
-        !config_.init_from.empty() && step_ == 0 ? "init_from"
-        : step_ > 0                              ? "the checkpoint"
-                                                 : "weights from the seed");
+        "copies of weights differ between ranks before the first step; give all ranks the same init_from or "
+        "checkpoint, and hosts of one kind");
   }
 }
 

@@ -1,10 +1,12 @@
 // What tests of several processes under mpiexec share.
 #pragma once
 
+#include <csignal>
 #include <fstream>
 #include <sstream>
 #include <thread>
 
+#include "biomoe/core/clock.h"
 #include "tests/cli/cli_test_util.h"
 
 namespace biomoe::test {
@@ -54,6 +56,17 @@ class MpiRun : public CliTest {
     for (const auto& entry : fs::directory_iterator(path(run + "/checkpoints")))
       if (entry.path().filename().string().find(".partial-") != std::string::npos) return true;
     return false;
+  }
+
+  // Stops a rank of a run that saves: within `seconds` the others end, with status 1 and the last save whole.
+  Outcome stop_rank(Child& child, int process, double seconds) const {
+    const double begin = now_seconds();
+    kill(process, SIGSTOP);
+    const Outcome outcome = child.wait();
+    EXPECT_LT(now_seconds() - begin, seconds);
+    EXPECT_EQ(outcome.status, 1) << outcome.err;
+    EXPECT_EQ(run({"checkpoint", "verify", "run"}).status, 0);
+    return outcome;
   }
 
   // Processes of biomoe whose parent is `parent`, in the order of their numbers.
